@@ -1,0 +1,167 @@
+package verbs
+
+import (
+	"context"
+	"net/netip"
+)
+
+// Private data that a consumer may send with each message of the connection
+// manager on InfiniBand and RoCE, in bytes. REQ and SIDR_REQ
+// carry 36 bytes of rdma_cm's own in front. What arrives is padded with
+// zeros to the full size: its true length is not on the wire (IBTA 12.6).
+const (
+	MaxPrivateREQ     = 56
+	MaxPrivateREP     = 196
+	MaxPrivateREJ     = 148
+	MaxPrivateSIDRREQ = 180
+	MaxPrivateSIDRREP = 136
+)
+
+// CMIDAttr says where a connection identifier shall lead.
+type CMIDAttr struct {
+	PortSpace    PortSpace
+	Device       string         // a device of the provider; empty: any that serves the address
+	Port         int            // a port of the device; 0: any
+	Local        netip.AddrPort // the zero value, or a zero port: chosen by route
+	Remote       netip.AddrPort
+	TrafficClass uint8
+
+	// Handler is told what happens to the connection, one event at a time, in order.
+	Handler func(Event)
+}
+
+// ListenAttr says where a listener shall listen.
+type ListenAttr struct {
+	PortSpace    PortSpace
+	Device       string
+	Port         int
+	Local        netip.AddrPort // an unspecified address of a family listens on all of that family
+	DualStack    bool           // with an unspecified address: of both families
+	Backlog      int            // requests kept for GetRequest; more are dropped, so that peers try again
+	TrafficClass uint8
+}
+
+// ConnParam is what the two sides of a connection tell each other, as struct
+// rdma_conn_param. In what a peer sent, ResponderResources and InitiatorDepth
+// are already exchanged, so that they read as limits of this side.
+type ConnParam struct {
+	PrivateData        []byte
+	ResponderResources uint8
+	InitiatorDepth     uint8
+	FlowControl        bool
+	RetryCount         uint8 // 0 to 7
+	RNRRetryCount      uint8 // 0 to 7; 7 is endless
+}
+
+// EventType tells what happened to a connection, in rdma_cm's terms.
+type EventType uint8
+
+const (
+	// EventEstablished: the passive side's connection stands (RTU, or data before it).
+	EventEstablished EventType = iota + 1
+	// EventDisconnected: the peer sent DREQ, or answered ours. The provider has
+	// answered the peer; the queue pair still has its state.
+	EventDisconnected
+	// EventConnectError: the passive side's connection did not come to stand. Err says why.
+	EventConnectError
+	// EventDeviceRemoval: the device is gone.
+	EventDeviceRemoval
+	// EventAddrChange: the address of the device's interface changed.
+	EventAddrChange
+)
+
+// Event is one event of a connection.
+type Event struct {
+	Type EventType
+	Err  error
+}
+
+// CMID is a communication identifier: one end of a connection that is to be.
+// Its methods follow rdma_cm's functions.
+type CMID interface {
+	// Provider and Device tell where the identifier is bound.
+	Provider() Provider
+	Device() Device // lent, not opened: Close of it is not for the caller
+
+	LocalAddr() netip.AddrPort
+	RemoteAddr() netip.AddrPort
+
+	// SetHandler replaces the handler of events. Events that happened
+	// while there was none are delivered before it returns.
+	SetHandler(func(Event))
+
+	// CreateQP makes the queue pair of the connection. It is closed by its
+	// owner, before the CMID.
+	CreateQP(pd PD, attr *QPInitAttr) (QP, error)
+
+	// Connect sends the request and waits for the answer, which it returns. A
+	// refusal is a [*RejectError], silence ETIMEDOUT. When ctx ends, so does the attempt,
+	// and the peer is told.
+	Connect(ctx context.Context, p *ConnParam) (*ConnParam, error)
+
+	// Request is what the peer asked for; nil on the active side.
+	Request() *ConnParam
+
+	// Accept answers a request; EventEstablished or EventConnectError follows.
+	Accept(p *ConnParam) error
+
+	// Reject refuses a request.
+	Reject(privateData []byte) error
+
+	// Disconnect moves the queue pair to the error state and tells the peer. It does
+	// not wait for the peer. Disconnecting twice, or after the peer did, is no error.
+	Disconnect() error
+
+	// Close gives the identifier up, disconnecting or rejecting as its state
+	// asks. What the peer must still be told is told in the background. No
+	// handler is running or will run once Close returns.
+	Close() error
+}
+
+// UDParam is how a datagram peer or a group is reached.
+type UDParam struct {
+	AH          AHAttr
+	QPN         uint32
+	QKey        uint32
+	PrivateData []byte
+}
+
+// JoinAttr names a multicast group to join.
+type JoinAttr struct {
+	Group    netip.Addr // a zero address asks for a fresh group
+	MGID     netip.Addr // instead of Group: a group identifier taken as it is
+	SendOnly bool
+	Loopback bool // whether this host's own datagrams come back
+}
+
+// UDCMID is a [CMID] of a datagram port space.
+type UDCMID interface {
+	CMID
+	// Lookup asks the service at the remote address for its queue pair (SIDR_REQ).
+	Lookup(ctx context.Context, privateData []byte) (*UDParam, error)
+	// Reply answers such a request with this identifier's queue pair.
+	Reply(privateData []byte) error
+	Join(ctx context.Context, attr *JoinAttr) (*UDParam, error)
+	Leave(group netip.Addr) error
+}
+
+// ListenerStats counts what a listener did with the requests that reached it.
+type ListenerStats struct {
+	Requests uint64 // taken by GetRequest or waiting for it
+	Dropped  uint64 // beyond the backlog
+}
+
+// Listener takes connection requests.
+type Listener interface {
+	// Addr is the bound address, with the real port.
+	Addr() netip.AddrPort
+
+	// GetRequest waits for a request. Its CMID has no handler yet.
+	GetRequest(ctx context.Context) (CMID, error)
+
+	Stats() ListenerStats
+
+	// Close stops listening. Requests not yet taken are rejected; CMIDs that
+	// GetRequest returned live on. GetRequest then gives net.ErrClosed.
+	Close() error
+}

@@ -1,0 +1,57 @@
+package verbs
+
+import "net/netip"
+
+// CQAttr says what a completion queue shall be able to do.
+type CQAttr struct {
+	// Depth is the number of completions the queue holds. One more is an
+	// overrun: the queue and its queue pairs go to the error state.
+	Depth int
+
+	// Notify is called once for each Arm, when the next completion has been
+	// added. It may be nil for a queue that is only polled.
+	Notify func()
+}
+
+// CQ is a completion queue.
+type CQ interface {
+	// Poll moves completions into wc, oldest first, and returns their number.
+	// It never waits; a provider may use the call to look for work (read a
+	// socket, spin for some microseconds). The only error is an overrun.
+	Poll(wc []WC) (n int, err error)
+
+	// Arm asks for one Notify at the next completion. Completions already in
+	// the queue do not count: poll again after Arm, before sleeping.
+	Arm() error
+
+	// Close fails while a queue pair uses the queue. No Notify is running
+	// or will run once it returns.
+	Close() error
+}
+
+// WC is a work completion. Of one that failed, only ID, Status, QPN and
+// VendorErr are meaningful.
+type WC struct {
+	ID        uint64
+	Status    Status
+	Op        WCOpcode
+	Flags     WCFlags
+	ByteLen   uint32 // received bytes; for UD, the 40 bytes of the GRH included
+	Imm       uint32
+	QPN       uint32 // of this side
+	VendorErr uint32
+
+	// UD only.
+	SrcQPN uint32
+	Src    netip.Addr // sender, where the provider knows it apart from the GRH
+}
+
+// WCFlags qualify a WC.
+type WCFlags uint8
+
+const (
+	WCWithImm WCFlags = 1 << iota
+	WCWithInv         // Imm is the key that was invalidated
+	WCGRH             // the first 40 bytes are a GRH
+	WCGRHv4           // the GRH's last 20 bytes are an IPv4 header
+)

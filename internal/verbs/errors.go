@@ -1,0 +1,49 @@
+package verbs
+
+import (
+	"errors"
+	"strconv"
+	"syscall"
+)
+
+// ErrNoDevice says that no device serves an address, or that the one asked for is not
+// there. What wraps it says why and what to do.
+var ErrNoDevice = errors.New("no RDMA device serves the address")
+
+// ErrBusy is the error of closing what is still in use.
+var ErrBusy error = syscall.EBUSY
+
+// Reasons of a REJ (IBTA 12.6.7.2) that the code above providers tells apart.
+const (
+	RejNoQP             = 1
+	RejNoResources      = 3
+	RejTimeout          = 4
+	RejUnsupported      = 5
+	RejInvalidServiceID = 8 // nobody listens
+	RejStale            = 10
+	RejInvalidMTU       = 26
+	RejConsumer         = 28 // the application refused
+)
+
+var rejNames = map[int]string{
+	RejNoQP: "no queue pair", RejNoResources: "no resources", RejTimeout: "timeout",
+	RejUnsupported: "unsupported request", RejInvalidServiceID: "nobody listens on the port",
+	RejStale: "stale connection", RejInvalidMTU: "invalid path MTU", RejConsumer: "refused by the application",
+}
+
+// RejectError is a peer's refusal to connect. It is ECONNREFUSED to errors.Is.
+type RejectError struct {
+	Reason      int
+	PrivateData []byte // as received, padded with zeros
+}
+
+func (e *RejectError) Error() string {
+	s := "connection rejected: "
+	if n, ok := rejNames[e.Reason]; ok {
+		return s + n + " (reason " + strconv.Itoa(e.Reason) + ")"
+	}
+	return s + "reason " + strconv.Itoa(e.Reason)
+}
+
+// Is makes every refusal match ECONNREFUSED.
+func (e *RejectError) Is(target error) bool { return target == syscall.ECONNREFUSED }

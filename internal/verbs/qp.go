@@ -1,0 +1,127 @@
+package verbs
+
+import "net/netip"
+
+// QPInitAttr says what a queue pair shall be able to do. Zero limits take the
+// provider's defaults.
+type QPInitAttr struct {
+	Type           QPType
+	SendCQ, RecvCQ CQ  // may be one and the same
+	SRQ            SRQ // nil: the queue pair has a receive queue of its own
+	MaxSendWR      int
+	MaxRecvWR      int
+	MaxSendSGE     int
+	MaxRecvSGE     int
+	MaxInline      int
+
+	// MinRNRTimer is the RNR NAK timer code (IBTA 9.7.5.2.8) this side sends when
+	// a message meets no receive: 12 means 0.64 ms. 0 takes the provider's
+	// default, which for rdma_cm is the longest, 655.36 ms.
+	MinRNRTimer uint8
+}
+
+// QPCap is what a queue pair was really given.
+type QPCap struct {
+	MaxSendWR, MaxRecvWR, MaxSendSGE, MaxRecvSGE, MaxInline int
+	PathMTU                                                 MTU // 0 before the queue pair is connected
+}
+
+// QPStats counts what the transport had to repair.
+type QPStats struct {
+	Retransmits uint64 // packets sent again
+	RNRs        uint64 // RNR NAKs received
+}
+
+// QP is a queue pair. [CMID.CreateQP] makes one; connecting the CMID moves it
+// through its states.
+type QP interface {
+	Num() uint32
+	Cap() QPCap
+	Stats() QPStats
+
+	// PostSend takes the work requests in order, as many as fit: n < len(wrs)
+	// with a nil error means that the send queue is full and the rest is still
+	// the caller's. An error is about wrs[n], which was not taken. The
+	// provider keeps neither wrs nor its slices. Posting to a queue
+	// pair in the error state succeeds and the request completes as flushed.
+	PostSend(wrs []SendWR) (n int, err error)
+
+	// PostRecv is PostSend for receives. They may be posted before the queue
+	// pair is connected.
+	PostRecv(wrs []RecvWR) (n int, err error)
+
+	// ToError moves the queue pair to the error state: every outstanding
+	// request completes as flushed, nothing more is sent or received.
+	ToError() error
+
+	// Close destroys the queue pair. After it returns no memory is touched on
+	// its behalf and no completion of it is added to its queues.
+	Close() error
+}
+
+// SGE is a range of a registered region.
+type SGE struct {
+	Addr   uint64 // MR.Addr plus an offset
+	Length uint32
+	LKey   uint32
+}
+
+// SendWR is a send work request.
+type SendWR struct {
+	ID    uint64
+	Op    Opcode
+	Flags SendFlags
+
+	// SGL is the local memory: gathered by SEND, WRITE and atomic write, scattered into by
+	// READ and atomics. It must not change until the request completes.
+	SGL []SGE
+	// Inline replaces SGL by bytes of any memory, taken before PostSend
+	// returns; at most QPCap.MaxInline bytes.
+	Inline []byte
+
+	Imm           uint32 // host order; on the wire big endian
+	InvalidateKey uint32
+
+	RemoteAddr uint64
+	RKey       uint32
+
+	Compare uint64 // CMP_SWAP
+	SwapAdd uint64 // CMP_SWAP: the new value; FETCH_ADD: the addend; ATOMIC_WRITE: the value
+
+	FlushLength uint32
+	FlushType   Access // FlushGlobal, FlushPersistent or both
+
+	// UD only.
+	AH         AH
+	RemoteQPN  uint32
+	RemoteQKey uint32
+}
+
+// RecvWR is a receive work request.
+type RecvWR struct {
+	ID  uint64
+	SGL []SGE // none for receives that only immediates consume
+}
+
+// SRQAttr says what a shared receive queue shall be able to do.
+type SRQAttr struct {
+	MaxWR, MaxSGE int
+	LimitEvent    func() // called once when fewer than the armed limit remain
+}
+
+// SRQ is a shared receive queue.
+type SRQ interface {
+	PostRecv(wrs []RecvWR) (n int, err error)
+	ArmLimit(limit int) error
+	Close() error
+}
+
+// AHAttr is the address of a UD peer or a multicast group.
+type AHAttr struct {
+	Local, Remote netip.Addr
+	TrafficClass  uint8
+	HopLimit      uint8 // 0: 64
+}
+
+// AH is an address handle.
+type AH interface{ Close() error }

@@ -1,0 +1,87 @@
+// Package netio carries RoCEv2 packets: batches of them out to a network, and
+// verified ones in. It knows UDP, the invariant CRC and the kernel's segmentation
+// offloads; it knows nothing of queue pairs.
+//
+// [Conn] is the seam at which a simulated network takes the kernel's place.
+package netio
+
+import (
+	"net/netip"
+	"sync/atomic"
+)
+
+// Port is the UDP port of RoCEv2 (IANA).
+const Port = 4791
+
+// Path is the way of a queue pair's packets. It must not be copied once used.
+type Path struct {
+	Local, Remote netip.Addr
+	TrafficClass  uint8
+	HopLimit      uint8 // 0: 64
+
+	// flow picks one of the UDP source ports. Packets of one flow keep their order.
+	flow atomic.Uint32
+}
+
+// Flow returns the number that picks the path's UDP source port.
+func (p *Path) Flow() uint32 { return p.flow.Load() }
+
+// SetFlow picks a UDP source port. A sender changes it to leave a way on which packets vanish.
+func (p *Path) SetFlow(f uint32) { p.flow.Store(f) }
+
+// Packet is one received packet whose ICRC was right.
+type Packet struct {
+	Local        netip.Addr     // destination address
+	Remote       netip.AddrPort // source address and UDP source port
+	TrafficClass uint8
+	HopLimit     uint8
+	ID           uint16 // IPv4 identification
+
+	// Data is BTH to pad, without the ICRC. It is valid until the handler returns.
+	Data []byte
+}
+
+// Handler takes received packets. It is called from several goroutines at once,
+// with packets of one flow in the order of their arrival.
+type Handler interface {
+	HandlePackets(ps []Packet)
+}
+
+// Route is how this host reaches an address.
+type Route struct {
+	Local     netip.Addr
+	Interface string
+	MTU       int // of the interface, bytes
+}
+
+// Conn is a network's face to a softroce device.
+type Conn interface {
+	// Send sends the batch's packets in order and empties it. A network loses
+	// packets silently; an error (EMSGSIZE, ENETUNREACH, EHOSTUNREACH, net.ErrClosed) is one that every
+	// further attempt would meet too.
+	Send(b *TxBatch) error
+
+	// Poll hands over what has arrived, unless another goroutine is about it,
+	// and returns the number of packets. It never waits.
+	Poll() int
+
+	// Route finds the source address for remote. A valid local is checked
+	// (EADDRNOTAVAIL) and kept.
+	Route(local, remote netip.Addr) (Route, error)
+
+	// Addrs lists the host's addresses.
+	Addrs() ([]netip.Addr, error)
+
+	// Prefer asks that packets from remote to local come to this process
+	// rather than to another that shares the port.
+	Prefer(local netip.Addr, remote netip.AddrPort)
+
+	// Close stops. No handler runs once it returns.
+	Close() error
+}
+
+// Stats counts what a Conn dropped.
+type Stats struct {
+	BadICRC uint64 // ICRC wrong: corruption, NAT, or no RoCE at all
+	Runts   uint64 // shorter than BTH and ICRC, or of a length that is no multiple of 4
+}
