@@ -1,0 +1,75 @@
+package softroce
+
+import (
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"io"
+	"time"
+
+	"github.com/go-rdma/rdma/internal/verbs/softroce/netio"
+)
+
+// Config are the parameters of a softroce instance. The zero value is the real
+// thing; tests put devices on a simulated network and clock.
+type Config struct {
+	Name  string                                    // of the device; empty: "softroce0"
+	Open  func(h netio.Handler) (netio.Conn, error) // nil: the host's UDP sockets
+	Clock Clock                                     // nil: package time
+	Rand  io.Reader                                 // of keys, numbers and addresses; nil: crypto/rand
+}
+
+// Clock tells the time and runs functions later.
+type Clock interface {
+	Now() time.Time
+	AfterFunc(d time.Duration, f func()) Timer
+}
+
+// Timer is what [time.AfterFunc] returns.
+type Timer interface {
+	Stop() bool
+	Reset(d time.Duration) bool
+}
+
+type realClock struct{}
+
+func (realClock) Now() time.Time                            { return time.Now() }
+func (realClock) AfterFunc(d time.Duration, f func()) Timer { return time.AfterFunc(d, f) }
+
+func (c *Config) name() string {
+	if c.Name != "" {
+		return c.Name
+	}
+	return "softroce0"
+}
+
+func (c *Config) clock() Clock {
+	if c.Clock != nil {
+		return c.Clock
+	}
+	return realClock{}
+}
+
+func (c *Config) open(h netio.Handler) (netio.Conn, error) {
+	if c.Open != nil {
+		return c.Open(h)
+	}
+	return nil, errors.New("softroce: no network")
+}
+
+func (c *Config) rand() io.Reader {
+	if c.Rand != nil {
+		return c.Rand
+	}
+	return rand.Reader
+}
+
+// random64 returns 64 random bits. A source of randomness that fails leaves no
+// safe way to go on.
+func (c *Config) random64() uint64 {
+	var b [8]byte
+	if _, err := io.ReadFull(c.rand(), b[:]); err != nil {
+		panic("softroce: no randomness: " + err.Error())
+	}
+	return binary.LittleEndian.Uint64(b[:])
+}
