@@ -1,0 +1,82 @@
+package cm
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/go-rdma/rdma/internal/verbs"
+)
+
+// Cause is why one provider or device does not serve an address.
+type Cause struct {
+	Name string // of the provider or device
+	Err  error
+}
+
+func (c Cause) String() string {
+	s := strings.ReplaceAll(c.Err.Error(), "\n", " ")
+	// What every cause would repeat is said once, by NoDeviceError.
+	s = strings.TrimPrefix(s, verbs.ErrNoDevice.Error()+": ")
+	s = strings.TrimSuffix(s, ": "+verbs.ErrNoDevice.Error())
+	s = strings.TrimPrefix(s, c.Name+": ")
+	return c.Name + ": " + s
+}
+
+// NoDeviceError says that no device serves an address, and why each one that was
+// tried does not. It is [verbs.ErrNoDevice] to errors.Is.
+type NoDeviceError struct {
+	Target string // an address, as text
+	Tried  []Cause
+}
+
+func (e *NoDeviceError) Error() string {
+	s := "no RDMA device serves " + e.Target
+	for i, c := range e.Tried {
+		sep := "; "
+		if i == 0 {
+			sep = " ("
+		}
+		s += sep + c.String()
+	}
+	if len(e.Tried) > 0 {
+		s += ")"
+	}
+	return s
+}
+
+func (e *NoDeviceError) Is(target error) bool { return target == verbs.ErrNoDevice }
+
+// Unwrap gives the causes.
+func (e *NoDeviceError) Unwrap() []error {
+	errs := make([]error, len(e.Tried))
+	for i, c := range e.Tried {
+		errs[i] = c.Err
+	}
+	return errs
+}
+
+// ProviderError tells where an error happened.
+type ProviderError struct {
+	Provider, Device string
+	Err              error
+}
+
+func (e *ProviderError) Error() string { return e.Err.Error() }
+func (e *ProviderError) Unwrap() error { return e.Err }
+
+// causeError is a cause of ErrNoDevice.
+type causeError string
+
+func (e causeError) Error() string        { return string(e) }
+func (e causeError) Is(target error) bool { return target == verbs.ErrNoDevice }
+
+func noDevicef(format string, args ...any) error { return causeError(fmt.Sprintf(format, args...)) }
+
+// errNotInBuild is the cause of a provider that other builds have.
+var errNotInBuild = noDevicef("not part of this build")
+
+// unusableError is a device's reason to be of no use, as a cause of ErrNoDevice.
+type unusableError struct{ error }
+
+func (e unusableError) Unwrap() error        { return e.error }
+func (e unusableError) Is(target error) bool { return target == verbs.ErrNoDevice }

@@ -1,0 +1,165 @@
+package cm
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"os"
+
+	"github.com/go-rdma/rdma/internal/verbs"
+)
+
+// Names of providers, in the order in which an empty Device list tries them.
+const (
+	Shm      = "shm"
+	RDMACore = "rdmacore"
+	SoftRoCE = "softroce"
+)
+
+// Known lists every provider that some build has, best first.
+var Known = []string{Shm, RDMACore, SoftRoCE}
+
+// Manager chooses among providers. Its fields are not changed once it is in use.
+type Manager struct {
+	// Providers of this build, best first.
+	Providers []verbs.Provider
+
+	// Root is the directory that stands for / when sysfs and procfs are read. Empty: "/".
+	Root string
+
+	// Getenv reads the environment. Nil: os.Getenv.
+	Getenv func(string) string
+}
+
+func (m *Manager) getenv(key string) string {
+	if m.Getenv != nil {
+		return m.Getenv(key)
+	}
+	return os.Getenv(key)
+}
+
+func (m *Manager) provider(name string) verbs.Provider {
+	for _, p := range m.Providers {
+		if p.Name() == name {
+			return p
+		}
+	}
+	return nil
+}
+
+// Devices describes every device of every provider, usable or not. A provider
+// that cannot list its devices is an unusable device of its own name.
+func (m *Manager) Devices() []verbs.DeviceInfo {
+	var all []verbs.DeviceInfo
+	for _, p := range m.Providers {
+		infos, err := p.Devices()
+		if err != nil {
+			infos = []verbs.DeviceInfo{{Name: p.Name(), Provider: p.Name(), Unusable: err}}
+		}
+		all = append(all, infos...)
+	}
+	return all
+}
+
+// Resolve finds the best provider of the list devices that serves attr.Remote
+// and returns an identifier bound to it. The error of a list that does not
+// serve the address is a [*NoDeviceError].
+func (m *Manager) Resolve(ctx context.Context, devices string, attr verbs.CMIDAttr) (verbs.CMID, error) {
+	cands, err := m.candidates(devices)
+	if err != nil {
+		return nil, err
+	}
+	none := &NoDeviceError{Target: attr.Remote.Addr().String()}
+	var failed error // the first cause that is about the address, not about devices
+	for i := range cands {
+		c := &cands[i]
+		id, err := m.resolveOn(ctx, c, attr)
+		if err == nil {
+			return id, nil
+		}
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		none.Tried = append(none.Tried, Cause{c.name, err})
+		if failed == nil && !errors.Is(err, verbs.ErrNoDevice) {
+			failed = &ProviderError{Provider: c.providerName(), Device: c.device, Err: err}
+		}
+	}
+	if failed != nil {
+		return nil, failed
+	}
+	return nil, none
+}
+
+func (m *Manager) resolveOn(ctx context.Context, c *candidate, attr verbs.CMIDAttr) (verbs.CMID, error) {
+	if c.err != nil {
+		return nil, c.err
+	}
+	if c.implied() {
+		if err := m.guard(c.p, attr.Local.Addr(), attr.Remote.Addr()); err != nil {
+			return nil, err
+		}
+	}
+	attr.Device, attr.Port = c.device, c.port
+	return c.p.Resolve(ctx, &attr)
+}
+
+// LookupRemote describes the device from which addr is reached.
+func (m *Manager) LookupRemote(ctx context.Context, addr netip.Addr) (*verbs.DeviceInfo, error) {
+	id, err := m.Resolve(ctx, "", verbs.CMIDAttr{
+		PortSpace: verbs.PSTCP,
+		Remote:    netip.AddrPortFrom(addr, 1), // no packet is sent to it
+		Handler:   func(verbs.Event) {},
+	})
+	if err != nil {
+		return nil, err
+	}
+	info := *id.Device().Info()
+	return &info, id.Close()
+}
+
+// LookupLocal describes the device that owns addr, an address of this host.
+func (m *Manager) LookupLocal(addr netip.Addr) (*verbs.DeviceInfo, error) {
+	none := &NoDeviceError{Target: addr.String()}
+	for _, name := range Known {
+		p := m.provider(name)
+		if p == nil {
+			none.Tried = append(none.Tried, Cause{name, errNotInBuild})
+			continue
+		}
+		infos, err := p.Devices()
+		if err != nil {
+			none.Tried = append(none.Tried, Cause{name, err})
+			continue
+		}
+		for i := range infos {
+			info := &infos[i]
+			switch {
+			case info.Unusable != nil:
+				err = info.Unusable
+			case !owns(info, addr):
+				err = errors.New("has no such address")
+			default:
+				if err = m.guard(p, addr, addr); err == nil {
+					return info, nil
+				}
+			}
+			none.Tried = append(none.Tried, Cause{info.Name, err})
+		}
+	}
+	return nil, none
+}
+
+// owns tells whether a port of the device has the address. The whole of
+// 127.0.0.0/8 belongs to the one who has any of it.
+func owns(info *verbs.DeviceInfo, addr netip.Addr) bool {
+	for _, p := range info.Ports {
+		for _, g := range p.GIDs {
+			g = g.Unmap()
+			if g.WithZone("") == addr.WithZone("") || g.Is4() && addr.Is4() && g.IsLoopback() && addr.IsLoopback() {
+				return true
+			}
+		}
+	}
+	return false
+}
