@@ -113,7 +113,7 @@ var inverseTable = sync.OnceValue(func() *[tableWords]uint32 {
 
 // inversePower returns x^(-8k).
 func inversePower(k int) uint32 {
-	if i := k - identToEnd; i&3 == 0 && i/4 < tableWords {
+	if i := k - identToEnd; i >= 0 && i&3 == 0 && i/4 < tableWords {
 		return inverseTable()[i/4]
 	}
 	// Square and multiply from x^-8.
