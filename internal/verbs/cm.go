@@ -7,8 +7,9 @@ import (
 
 // Private data that a consumer may send with each message of the connection
 // manager on InfiniBand and RoCE, in bytes. REQ and SIDR_REQ
-// carry 36 bytes of rdma_cm's own in front. What arrives is padded with
-// zeros to the full size: its true length is not on the wire (IBTA 12.6).
+// carry 36 bytes of rdma_cm's own in front. What arrives there is padded with
+// zeros to the full size: its true length is not on the wire (IBTA 12.6). Other
+// transports keep the limits and give the true length.
 const (
 	MaxPrivateREQ     = 56
 	MaxPrivateREP     = 196
@@ -87,22 +88,25 @@ type CMID interface {
 	RemoteAddr() netip.AddrPort
 
 	// SetHandler replaces the handler of events. Events that happened
-	// while there was none are delivered before it returns.
+	// while there was none are delivered to it first, in order, if need be after
+	// SetHandler has returned.
 	SetHandler(func(Event))
 
-	// CreateQP makes the queue pair of the connection. It is closed by its
-	// owner, before the CMID.
+	// CreateQP makes the queue pair of the connection, in a domain of Device or of
+	// what Provider.Open gives under its name. It is closed by its owner, before the CMID.
 	CreateQP(pd PD, attr *QPInitAttr) (QP, error)
 
 	// Connect sends the request and waits for the answer, which it returns. A
 	// refusal is a [*RejectError], silence ETIMEDOUT. When ctx ends, so does the attempt,
-	// and the peer is told.
+	// and the peer is told; after a failure only Close is of use. EventDisconnected may come
+	// before Connect has returned.
 	Connect(ctx context.Context, p *ConnParam) (*ConnParam, error)
 
 	// Request is what the peer asked for; nil on the active side.
 	Request() *ConnParam
 
-	// Accept answers a request; EventEstablished or EventConnectError follows.
+	// Accept answers a request; EventEstablished or EventConnectError follows. It fails if the
+	// peer has given up meanwhile.
 	Accept(p *ConnParam) error
 
 	// Reject refuses a request.
@@ -114,7 +118,8 @@ type CMID interface {
 
 	// Close gives the identifier up, disconnecting or rejecting as its state
 	// asks. What the peer must still be told is told in the background. No
-	// handler is running or will run once Close returns.
+	// handler is running or will run once Close returns, so it must not be called
+	// with a lock held that the handler takes.
 	Close() error
 }
 
@@ -131,18 +136,21 @@ type JoinAttr struct {
 	Group    netip.Addr // a zero address asks for a fresh group
 	MGID     netip.Addr // instead of Group: a group identifier taken as it is
 	SendOnly bool
-	Loopback bool // whether this host's own datagrams come back
 }
 
-// UDCMID is a [CMID] of a datagram port space.
+// UDCMID is a [CMID] of a datagram port space. Resolve with a zero Remote only
+// binds it to Local or Device, as a service or a member of unmapped groups needs;
+// with a multicast Remote it chooses the interface.
 type UDCMID interface {
 	CMID
 	// Lookup asks the service at the remote address for its queue pair (SIDR_REQ).
 	Lookup(ctx context.Context, privateData []byte) (*UDParam, error)
-	// Reply answers such a request with this identifier's queue pair.
-	Reply(privateData []byte) error
+	// Reply answers such a request with a queue pair, which may serve many of them.
+	Reply(qpn, qkey uint32, privateData []byte) error
+	// Join makes the queue pair a member of a group and tells how it is reached.
 	Join(ctx context.Context, attr *JoinAttr) (*UDParam, error)
-	Leave(group netip.Addr) error
+	// Leave takes what Join returned.
+	Leave(p *UDParam) error
 }
 
 // ListenerStats counts what a listener did with the requests that reached it.

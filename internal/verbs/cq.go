@@ -1,7 +1,5 @@
 package verbs
 
-import "net/netip"
-
 // CQAttr says what a completion queue shall be able to do.
 type CQAttr struct {
 	// Depth is the number of completions the queue holds. One more is an
@@ -9,15 +7,17 @@ type CQAttr struct {
 	Depth int
 
 	// Notify is called once for each Arm, when the next completion has been
-	// added. It may be nil for a queue that is only polled.
+	// added or the queue has failed (overrun, device gone). It may also come without
+	// a completion. It may be nil for a queue that is only polled.
 	Notify func()
 }
 
 // CQ is a completion queue.
 type CQ interface {
 	// Poll moves completions into wc, oldest first, and returns their number.
-	// It never waits; a provider may use the call to look for work (read a
-	// socket, spin for some microseconds). The only error is an overrun.
+	// Only 0 says that the queue was empty; fewer than len(wc) does not. Poll
+	// never waits; a provider may use the call to look for work (read a
+	// socket). Errors: ENOSPC after an overrun, ENODEV when the device is gone, net.ErrClosed.
 	Poll(wc []WC) (n int, err error)
 
 	// Arm asks for one Notify at the next completion. Completions already in
@@ -42,8 +42,10 @@ type WC struct {
 	VendorErr uint32
 
 	// UD only.
-	SrcQPN uint32
-	Src    netip.Addr // sender, where the provider knows it apart from the GRH
+	SrcQPN   uint32
+	SLID     uint16 // InfiniBand link layer only, as SL and PathBits
+	SL       uint8
+	PathBits uint8
 }
 
 // WCFlags qualify a WC.

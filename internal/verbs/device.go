@@ -50,7 +50,7 @@ type DeviceInfo struct {
 	MaxQPWR     int   // work requests per send or receive queue
 	MaxSGE      int   // scatter/gather entries per work request
 	MaxMsgSize  int64 // bytes per message
-	MaxInline   int   // bytes that SendWR.Inline may have
+	MaxInline   int   // bytes that SendWR.Inline may have; 0: known only of a queue pair
 	MaxRDAtomic int   // outstanding READs and atomics per queue pair
 
 	ODP               bool // on-demand paging
@@ -67,7 +67,10 @@ type PortInfo struct {
 	GIDs      []netip.Addr
 }
 
-// Device is an open device.
+// Device is an open device. What [CMID.Device] gives may be narrower than
+// [Provider.Open] of the same name (shm: one peer process) and is another
+// after a device was removed and came back: domains and arenas are shared by
+// Device value, not by name.
 type Device interface {
 	Info() *DeviceInfo // of the moment of the call
 	AllocPD() (PD, error)
@@ -110,6 +113,8 @@ type MR interface {
 	LKey() uint32
 	RKey() uint32
 
-	// Close deregisters: once it returns no peer and no work request touches the memory.
+	// Close deregisters: once it returns nil no peer and no work request
+	// touches the memory. ErrBusy means that a peer may still be at it (a stopped process, in shared memory): the
+	// memory is not used again, and its owner calls Close again later.
 	Close() error
 }

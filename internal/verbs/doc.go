@@ -15,8 +15,12 @@
 // for a peer take a context.
 //
 // Handlers ([CQAttr].Notify, [CMIDAttr].Handler) run on the provider's own
-// goroutines, with no lock of the provider held. They must not block, and may
-// call any method except Close of the object that called them.
+// goroutines, never inside a call of the consumer's, with no lock of the
+// provider held: work can be done in them, without another change of goroutine. They must
+// not block, and may call any method except Close of the object that called them. They
+// pass over types of event that they do not know.
+//
+// Devices, queue pairs and the like are compared with ==.
 //
 // Post and Poll work in batches: a provider that crosses into C does so once
 // for a batch. They do not allocate.

@@ -33,7 +33,7 @@ var rejNames = map[int]string{
 
 // RejectError is a peer's refusal to connect. It is ECONNREFUSED to errors.Is.
 type RejectError struct {
-	Reason      int
+	Reason      int    // on iWARP an errno
 	PrivateData []byte // as received, padded with zeros
 }
 

@@ -3,7 +3,8 @@ package verbs
 import "net/netip"
 
 // QPInitAttr says what a queue pair shall be able to do. Zero limits take the
-// provider's defaults.
+// provider's defaults. MaxInline is a wish and may come back smaller, even 0;
+// the other limits are met or exceeded, or CreateQP fails.
 type QPInitAttr struct {
 	Type           QPType
 	SendCQ, RecvCQ CQ  // may be one and the same
@@ -18,6 +19,9 @@ type QPInitAttr struct {
 	// a message meets no receive: 12 means 0.64 ms. 0 takes the provider's
 	// default, which for rdma_cm is the longest, 655.36 ms.
 	MinRNRTimer uint8
+
+	// BlockMulticastLoopback keeps a UD queue pair's own datagrams from coming back to it.
+	BlockMulticastLoopback bool
 }
 
 // QPCap is what a queue pair was really given.
@@ -26,7 +30,7 @@ type QPCap struct {
 	PathMTU                                                 MTU // 0 before the queue pair is connected
 }
 
-// QPStats counts what the transport had to repair.
+// QPStats counts what the transport had to repair; zero where a device does not tell.
 type QPStats struct {
 	Retransmits uint64 // packets sent again
 	RNRs        uint64 // RNR NAKs received
@@ -41,9 +45,18 @@ type QP interface {
 
 	// PostSend takes the work requests in order, as many as fit: n < len(wrs)
 	// with a nil error means that the send queue is full and the rest is still
-	// the caller's. An error is about wrs[n], which was not taken. The
-	// provider keeps neither wrs nor its slices. Posting to a queue
-	// pair in the error state succeeds and the request completes as flushed.
+	// the caller's. That happens only while MaxSendWR requests hold slots. A
+	// request's slot is free again when it, or a later one, has completed and
+	// been polled: among any MaxSendWR requests in a row one must be Signaled.
+	// After a failure the unsignaled requests complete too, so a CQ's Depth
+	// counts them.
+	//
+	// An error is about wrs[n], which was not taken; one that says
+	// errors.ErrUnsupported is about an operation the device does not have.
+	// The provider keeps neither wrs nor its slices; a caller that posts often keeps
+	// an array of them, since they escape. Posting to a queue
+	// pair in the error state succeeds and the request completes as flushed;
+	// after Close it gives net.ErrClosed, on a device that is gone ENODEV.
 	PostSend(wrs []SendWR) (n int, err error)
 
 	// PostRecv is PostSend for receives. They may be posted before the queue
@@ -54,8 +67,9 @@ type QP interface {
 	// request completes as flushed, nothing more is sent or received.
 	ToError() error
 
-	// Close destroys the queue pair. After it returns no memory is touched on
-	// its behalf and no completion of it is added to its queues.
+	// Close destroys the queue pair and leaves its groups. After it returns no memory is touched on
+	// its behalf and no completion of it is added to its queues; completions not yet
+	// polled may stay or vanish.
 	Close() error
 }
 
@@ -113,7 +127,7 @@ type SRQAttr struct {
 type SRQ interface {
 	PostRecv(wrs []RecvWR) (n int, err error)
 	ArmLimit(limit int) error
-	Close() error
+	Close() error // fails with ErrBusy while a queue pair uses it
 }
 
 // AHAttr is the address of a UD peer or a multicast group.
@@ -121,7 +135,15 @@ type AHAttr struct {
 	Local, Remote netip.Addr
 	TrafficClass  uint8
 	HopLimit      uint8 // 0: 64
+	FlowLabel     uint32
+	Port          int // of the device; 0: the only one, or the one with the Local address
+
+	// InfiniBand link layer only.
+	LID        uint16
+	SL         uint8
+	PathBits   uint8
+	StaticRate uint8
 }
 
-// AH is an address handle.
+// AH is an address handle. It outlives the requests that name it.
 type AH interface{ Close() error }

@@ -7,7 +7,8 @@ import (
 )
 
 // Waiter parks one goroutine at a time until it is woken, its deadline passes
-// or it is closed. It is made once and used for every wait; none allocates.
+// or it is closed. It is made once and used for every wait; neither waiting nor moving the
+// deadline allocates.
 //
 // The one who waits checks its condition after each return of Wait; the one
 // who wakes makes the condition true first. A Wake with nobody parked is kept
@@ -15,11 +16,11 @@ import (
 type Waiter struct {
 	wake chan struct{} // capacity 1
 
-	mu      sync.Mutex
-	timer   *time.Timer
-	gen     uint64 // of the deadline in force; a timer of another generation is void
-	expired bool
-	err     error
+	mu       sync.Mutex
+	timer    *time.Timer
+	deadline time.Time // zero: none. A timer that fires before it is an older one's
+	expired  bool
+	err      error
 }
 
 // NewWaiter returns a Waiter without deadline.
@@ -61,30 +62,44 @@ func (w *Waiter) Wait() error {
 func (w *Waiter) SetDeadline(t time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.gen++
-	w.expired = false
-	if w.timer != nil {
-		w.timer.Stop()
-		w.timer = nil
-	}
+	w.deadline, w.expired = t, false
 	if t.IsZero() || w.err != nil {
+		w.stop()
 		return
 	}
 	d := time.Until(t)
-	if d <= 0 {
+	switch {
+	case d <= 0:
+		w.stop()
 		w.expired = true
 		w.Wake()
+	case w.timer == nil:
+		w.timer = time.AfterFunc(d, w.fire)
+	default:
+		w.timer.Reset(d)
+	}
+}
+
+// fire runs when a timer has. Since a deadline may move while the function is
+// on its way, it looks at the one in force.
+func (w *Waiter) fire() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.deadline.IsZero() || w.expired || w.err != nil {
 		return
 	}
-	gen := w.gen
-	w.timer = time.AfterFunc(d, func() {
-		w.mu.Lock()
-		if w.gen == gen {
-			w.expired = true
-			w.Wake()
-		}
-		w.mu.Unlock()
-	})
+	if d := time.Until(w.deadline); d > 0 {
+		w.timer.Reset(d)
+		return
+	}
+	w.expired = true
+	w.Wake()
+}
+
+func (w *Waiter) stop() {
+	if w.timer != nil {
+		w.timer.Stop()
+	}
 }
 
 // Close makes every Wait fail with err, now and from now on. The first error stays.
@@ -94,9 +109,6 @@ func (w *Waiter) Close(err error) {
 	if w.err == nil {
 		w.err = err
 	}
-	if w.timer != nil {
-		w.timer.Stop()
-		w.timer = nil
-	}
+	w.stop()
 	w.Wake()
 }
