@@ -2,38 +2,302 @@ package softroce
 
 import (
 	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/go-rdma/rdma/internal/verbs"
 	"github.com/go-rdma/rdma/internal/verbs/softroce/netio"
+	"github.com/go-rdma/rdma/internal/verbs/softroce/wire"
 )
 
-var errNotYet = errors.New("softroce: not yet")
-
-// device is one softroce device: the queue pairs of a process slot on a network.
+// device is a softroce device: the queue pairs of one process slot on a network.
+//
+// Locks are taken in this order, each optional: qp.mu, then one of cq.mu,
+// congestion.mu, and the tables' locks. None is held while a handler runs
+// or a goroutine waits; qp.mu is held while packets are sent, which does not block.
 type device struct {
-	cfg  *Config
-	slot uint8
-	conn netio.Conn
+	cfg   *Config
+	slot  uint8
+	clock Clock
+	epoch time.Time
+	conn  netio.Conn
 
-	// onMAD takes datagrams for QPN 1 whose Q_Key is right. onForeign takes packets for queue pairs of another slot. Both
-	// are set before the device is used.
+	// onMAD takes datagrams for QPN 1 whose Q_Key is right, onForeign packets for
+	// queue pairs of another slot, onClosed the end. All are set before start,
+	// and called with no lock held. The first two may run inside any
+	// consumer's CQ.Poll: they must not call a consumer's handler themselves.
 	onMAD     func(p *netio.Packet, mad []byte)
 	onForeign func(p *netio.Packet, destQPN uint32)
+	onClosed  func()
+
+	started  atomic.Bool
+	refs     atomic.Int64 // opens, and whatever lives on the device
+	qps      qpTable
+	mrs      mrTable
+	paths    congestionTable
+	works    sync.Pool // of *work
+	notifier notifier
+	polling  atomic.Int32 // consumers that are reading the network
+	madPSN   atomic.Uint32
+	stats    counters
 }
 
-func newDevice(cfg *Config, slot uint8) (*device, error) { return nil, errNotYet }
+// newDevice opens the network for a device, which is held once. Packets are
+// dropped until start.
+func newDevice(cfg *Config, slot uint8) (*device, error) {
+	d := &device{cfg: cfg, slot: slot, clock: cfg.clock()}
+	d.epoch = d.clock.Now()
+	d.notifier.wake = make(chan struct{}, 1)
+	d.refs.Store(1)
+	conn, err := cfg.open(d)
+	if err != nil {
+		return nil, err
+	}
+	d.conn = conn
+	go d.notifier.run()
+	return d, nil
+}
 
-func (d *device) retain()  {}
-func (d *device) release() {}
+// start lets packets in. The handlers are set.
+func (d *device) start() { d.started.Store(true) }
 
-func (d *device) sendMAD(path *netio.Path, mad []byte) error { return errNotYet }
+func unsupported(what string) error {
+	return fmt.Errorf("softroce: %s: %w", what, errors.ErrUnsupported)
+}
 
-func (d *device) Info() *verbs.DeviceInfo                       { return nil }
-func (d *device) AllocPD() (verbs.PD, error)                    { return nil, errNotYet }
-func (d *device) CreateCQ(attr *verbs.CQAttr) (verbs.CQ, error) { return nil, errNotYet }
-func (d *device) Close() error                                  { return errNotYet }
-func (d *device) HandlePackets(ps []netio.Packet)               {}
+// now returns the time in nanoseconds since the device began; it is never 0.
+func (d *device) now() int64 { return int64(d.clock.Now().Sub(d.epoch)) + 1 }
 
-type pd struct{}
+// retain holds the device. The caller already holds it, directly or not.
+func (d *device) retain() { d.refs.Add(1) }
 
-func (d *device) newQP(p *pd, attr *verbs.QPInitAttr) (*qp, error) { return nil, errNotYet }
+// tryRetain holds the device unless it is gone.
+func (d *device) tryRetain() bool {
+	for {
+		n := d.refs.Load()
+		if n == 0 {
+			return false
+		}
+		if d.refs.CompareAndSwap(n, n+1) {
+			return true
+		}
+	}
+}
+
+// release gives a hold back; with the last one the network is closed.
+func (d *device) release() {
+	if d.refs.Add(-1) == 0 {
+		d.shutdown()
+	}
+}
+
+func (d *device) shutdown() {
+	_ = d.conn.Close() // nothing depends on it any more
+	d.notifier.close()
+	if d.onClosed != nil {
+		d.onClosed()
+	}
+}
+
+func (d *device) Close() error {
+	d.release()
+	return nil
+}
+
+// poll reads the network on a consumer's goroutine.
+func (d *device) poll() int {
+	d.polling.Add(1)
+	defer d.polling.Add(-1)
+	return d.conn.Poll()
+}
+
+// Limits that DeviceInfo tells.
+const (
+	maxQPs     = 1 << 15 // of the 2^16 numbers of a slot: a free one is found quickly
+	maxWR      = 1 << 14
+	maxSGE     = 16
+	maxInline  = 256
+	maxMsgSize = 1 << 30
+)
+
+func (d *device) Info() *verbs.DeviceInfo {
+	port := verbs.PortInfo{
+		Num: 1, State: "ACTIVE",
+		MTU: 1024, // what Ethernet's 1500 bytes carry; connections take their route's
+	}
+	if gids, err := d.conn.Addrs(); err == nil {
+		port.GIDs = gids
+	}
+	return &verbs.DeviceInfo{
+		Name: d.cfg.name(), Provider: "softroce", Transport: verbs.TransportIB,
+		Ports: []verbs.PortInfo{port},
+		MaxQP: maxQPs, MaxCQE: maxCQE, MaxQPWR: maxWR, MaxSGE: maxSGE,
+		MaxMsgSize: maxMsgSize, MaxInline: maxInline,
+	}
+}
+
+// HandlePackets takes what the network received: runs of packets for one queue
+// pair are handled under one lock, and the answers leave together.
+func (d *device) HandlePackets(ps []netio.Packet) {
+	if !d.started.Load() || !d.tryRetain() {
+		return
+	}
+	w := d.begin()
+	for i := 0; i < len(ps); {
+		qpn, ok := destQPN(ps[i].Data)
+		if !ok {
+			d.stats.malformed.Add(1)
+			i++
+			continue
+		}
+		j := i + 1
+		for j < len(ps) {
+			if q, ok := destQPN(ps[j].Data); !ok || q != qpn {
+				break
+			}
+			j++
+		}
+		d.handleRun(w, qpn, ps[i:j])
+		i = j
+	}
+	w.end(true)
+	if d.refs.Add(-1) == 0 {
+		// Closing the network waits for this very handler.
+		go d.shutdown()
+	}
+}
+
+func destQPN(b []byte) (uint32, bool) {
+	if len(b) < wire.BTHLen {
+		return 0, false
+	}
+	return uint32(b[5])<<16 | uint32(b[6])<<8 | uint32(b[7]), true
+}
+
+func (d *device) handleRun(w *work, qpn uint32, ps []netio.Packet) {
+	switch {
+	case qpn == wire.QPNGSI:
+		for i := range ps {
+			d.handleMAD(w, &ps[i])
+		}
+	case qpn == wire.QPNMulticast || qpn == 0:
+		d.stats.unknownQP.Add(uint64(len(ps)))
+	case uint8(qpn>>16) != d.slot:
+		if d.onForeign == nil {
+			d.stats.unknownQP.Add(uint64(len(ps)))
+			return
+		}
+		for i := range ps {
+			d.onForeign(&ps[i], qpn)
+		}
+	default:
+		if q := d.qps.find(qpn); q != nil {
+			q.receive(w, ps)
+		} else {
+			d.stats.unknownQP.Add(uint64(len(ps)))
+		}
+	}
+}
+
+// handleMAD checks a datagram to the general services interface.
+func (d *device) handleMAD(w *work, p *netio.Packet) {
+	h := &w.in
+	switch {
+	case h.Decode(p.Data) != nil:
+		d.stats.malformed.Add(1)
+	case h.Opcode != wire.UDSendOnly:
+		d.stats.wrongType.Add(1)
+	case !goodPKey(h.PKey):
+		d.stats.wrongPKey.Add(1)
+	case h.QKey != wire.QKeyGSI:
+		d.stats.wrongQKey.Add(1)
+	case d.onMAD == nil:
+		d.stats.unknownQP.Add(1)
+	default:
+		d.onMAD(p, h.Payload)
+	}
+}
+
+// goodPKey tells whether a packet's partition key matches the default one, which
+// is a full member: the low 15 bits count (IBTA 10.9.3).
+func goodPKey(k uint16) bool { return k&0x7FFF == wire.DefaultPKey&0x7FFF }
+
+// sendMAD sends a management datagram to the peer's general services interface.
+func (d *device) sendMAD(path *netio.Path, mad []byte) error {
+	w := d.begin()
+	defer w.end(false)
+	w.out = wire.Packet{
+		BTH: wire.BTH{
+			Opcode: wire.UDSendOnly, Pad: wire.PadFor(len(mad)), PKey: wire.DefaultPKey,
+			DestQP: wire.QPNGSI, PSN: d.madPSN.Add(1) & wire.PSNMask,
+		},
+		DETH: wire.DETH{QKey: wire.QKeyGSI, SrcQP: wire.QPNGSI},
+	}
+	w.out.PutHeaders(w.tx.Add(path, w.out.HeaderLen()))
+	w.tx.Payload(mad)
+	err := d.conn.Send(w.tx)
+	w.tx.Reset()
+	return err
+}
+
+// qpTable finds queue pairs by the lower 16 bits of their number, without a lock.
+type qpTable struct {
+	pages [256]atomic.Pointer[[256]atomic.Pointer[qp]]
+	mu    sync.Mutex
+	n     int
+}
+
+func (t *qpTable) find(qpn uint32) *qp {
+	page := t.pages[uint8(qpn>>8)].Load()
+	if page == nil {
+		return nil
+	}
+	return page[uint8(qpn)].Load()
+}
+
+// add gives q a free number and publishes it, unless the table is full.
+func (t *qpTable) add(cfg *Config, slot uint8, q *qp) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.n == maxQPs {
+		return false
+	}
+	for {
+		qpn := uint32(slot)<<16 | uint32(uint16(cfg.random64()))
+		if qpn <= wire.QPNGSI || qpn == wire.QPNMulticast || t.find(qpn) != nil {
+			continue
+		}
+		q.num = qpn
+		page := &t.pages[uint8(qpn>>8)]
+		if page.Load() == nil {
+			page.Store(new([256]atomic.Pointer[qp]))
+		}
+		page.Load()[uint8(qpn)].Store(q)
+		t.n++
+		return true
+	}
+}
+
+func (t *qpTable) remove(q *qp) {
+	t.mu.Lock()
+	t.pages[uint8(q.num>>8)].Load()[uint8(q.num)].Store(nil)
+	t.n--
+	t.mu.Unlock()
+}
+
+// each calls f for every queue pair.
+func (t *qpTable) each(f func(q *qp)) {
+	for i := range t.pages {
+		page := t.pages[i].Load()
+		if page == nil {
+			continue
+		}
+		for j := range page {
+			if q := page[j].Load(); q != nil {
+				f(q)
+			}
+		}
+	}
+}

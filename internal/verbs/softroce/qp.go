@@ -1,13 +1,144 @@
 package softroce
 
 import (
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"syscall"
+
 	"github.com/go-rdma/rdma/internal/verbs"
 	"github.com/go-rdma/rdma/internal/verbs/softroce/netio"
 )
 
+type qpState uint8
+
+const (
+	stateInit qpState = iota
+	stateRTS          // RTR too: connect does both steps
+	stateErr
+	stateClosed
+)
+
+// transport is what a queue pair's transport service does. All is called with
+// the queue pair locked.
+type transport interface {
+	// check refuses a send request that the service cannot take.
+	check(wr *verbs.SendWR) error
+	// queued is told of a request that was put in the send queue.
+	queued(e *sendWQE)
+	// transmit sends what may be sent.
+	transmit(w *work)
+	// receive takes a packet; received follows the last one of a run.
+	receive(w *work, p *netio.Packet)
+	received(w *work)
+	// stop ends all activity for good.
+	stop(w *work)
+}
+
+// Defaults for limits that QPInitAttr leaves open.
+const (
+	defaultWR  = 128
+	defaultSGE = 2
+
+	// defaultRNRTimer is the code of 0.64 ms. rdma_cm's default, 655.36 ms, makes
+	// a receiver that is late by a moment slow for the better part of a second.
+	defaultRNRTimer = 12
+)
+
+// qp is a queue pair.
+type qp struct {
+	dev            *device
+	pd             *pd
+	num            uint32
+	sendCQ, recvCQ *cq
+	caps           verbs.QPCap
+	minRNRTimer    uint8
+	rc             *rc
+	service        transport
+
+	// onCommEst is called once, with no lock held, when the first valid packet of
+	// the peer arrives after connect. It is set before connect.
+	onCommEst func()
+
+	mu      sync.Mutex
+	state   qpState
+	metPeer bool
+	sq      queue[sendWQE]
+	rq      queue[recvWQE]
+	region  *mr // the last one a request named
+	stats   verbs.QPStats
+}
+
+// newQP makes a queue pair in the state INIT.
+func (d *device) newQP(p *pd, attr *verbs.QPInitAttr) (*qp, error) {
+	if attr.Type != verbs.RC {
+		return nil, unsupported(attr.Type.String() + " queue pairs")
+	}
+	if attr.SRQ != nil {
+		return nil, unsupported("shared receive queues")
+	}
+	scq, ok1 := attr.SendCQ.(*cq)
+	rcq, ok2 := attr.RecvCQ.(*cq)
+	if !ok1 || !ok2 || scq.dev != d || rcq.dev != d || p.dev != d {
+		return nil, fmt.Errorf("softroce: queue pair: completion queues and domain are not of one device: %w", syscall.EINVAL)
+	}
+	q := &qp{dev: d, pd: p, sendCQ: scq, recvCQ: rcq, minRNRTimer: attr.MinRNRTimer & 31}
+	if q.minRNRTimer == 0 {
+		q.minRNRTimer = defaultRNRTimer
+	}
+	for _, l := range []struct {
+		name          string
+		got           *int
+		want, def, hi int
+	}{
+		{"send requests", &q.caps.MaxSendWR, attr.MaxSendWR, defaultWR, maxWR},
+		{"receive requests", &q.caps.MaxRecvWR, attr.MaxRecvWR, defaultWR, maxWR},
+		{"send SGEs", &q.caps.MaxSendSGE, attr.MaxSendSGE, defaultSGE, maxSGE},
+		{"receive SGEs", &q.caps.MaxRecvSGE, attr.MaxRecvSGE, defaultSGE, maxSGE},
+		{"inline bytes", &q.caps.MaxInline, attr.MaxInline, maxInline, maxInline},
+	} {
+		if l.want < 0 || l.want > l.hi {
+			return nil, fmt.Errorf("softroce: queue pair: %d %s, the limit is %d: %w", l.want, l.name, l.hi, syscall.EINVAL)
+		}
+		if *l.got = l.want; l.want == 0 {
+			*l.got = l.def
+		}
+	}
+	q.caps.MaxInline = maxInline // it costs nothing until it is used
+	q.sq.limit, q.rq.limit = uint32(q.caps.MaxSendWR), uint32(q.caps.MaxRecvWR)
+	q.rc = newRC(q)
+	q.service = q.rc
+
+	if !d.tryRetain() {
+		return nil, fmt.Errorf("softroce: queue pair: %w", net.ErrClosed)
+	}
+	undo := []func(){d.release}
+	fail := func(err error) (*qp, error) {
+		for _, f := range undo {
+			f()
+		}
+		return nil, err
+	}
+	if err := p.use(); err != nil {
+		return fail(err)
+	}
+	undo = append(undo, p.unuse)
+	for _, c := range []*cq{scq, rcq} {
+		if err := c.use(); err != nil {
+			return fail(err)
+		}
+		undo = append(undo, c.unuse)
+	}
+	if !d.qps.add(d.cfg, d.slot, q) {
+		return fail(fmt.Errorf("softroce: more than %d queue pairs: %w", maxQPs, syscall.ENOMEM))
+	}
+	return q, nil
+}
+
 // rcAttr is what connects a queue pair to its peer.
 type rcAttr struct {
-	path         *netio.Path
+	path         *netio.Path // the queue pair's own from now on
 	destQPN      uint32
 	sqPSN, rqPSN uint32 // of this side's first request, of the peer's
 	mtu          verbs.MTU
@@ -19,23 +150,281 @@ type rcAttr struct {
 	maxRDAtomic, maxDestRDAtomic uint8
 }
 
-type qp struct {
-	// onCommEst is called once, with no lock held, when the first valid packet
-	// of the peer arrives after connect. Set before connect.
-	onCommEst func()
+// connect takes the queue pair from INIT through RTR to RTS.
+func (q *qp) connect(a *rcAttr) error {
+	if a.path == nil || !a.path.Local.IsValid() || !a.path.Remote.IsValid() || a.mtu.Code() == 0 ||
+		a.destQPN > psnMask || a.sqPSN > psnMask || a.rqPSN > psnMask || a.ackTimeout > 31 || a.retryCount > 7 || a.rnrRetry > 7 {
+		return fmt.Errorf("softroce: connecting a queue pair: %w", syscall.EINVAL)
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	switch q.state {
+	case stateInit:
+	case stateClosed:
+		return net.ErrClosed
+	default:
+		return fmt.Errorf("softroce: queue pair is connected already or failed: %w", syscall.EISCONN)
+	}
+	if a.minRNRTimer != 0 {
+		q.minRNRTimer = a.minRNRTimer & 31
+	}
+	q.caps.PathMTU = a.mtu
+	q.rc.connect(a)
+	q.state = stateRTS
+	return nil
 }
 
-func (q *qp) connect(a *rcAttr) error                        { return errNotYet }
-func (q *qp) Num() uint32                                    { return 0 }
-func (q *qp) Cap() verbs.QPCap                               { return verbs.QPCap{} }
-func (q *qp) Stats() verbs.QPStats                           { return verbs.QPStats{} }
-func (q *qp) PostSend(wrs []verbs.SendWR) (n int, err error) { return 0, errNotYet }
-func (q *qp) PostRecv(wrs []verbs.RecvWR) (n int, err error) { return 0, errNotYet }
-func (q *qp) ToError() error                                 { return errNotYet }
-func (q *qp) Close() error                                   { return errNotYet }
+func (q *qp) Num() uint32 { return q.num }
 
-var (
-	_ verbs.Device  = (*device)(nil)
-	_ netio.Handler = (*device)(nil)
-	_ verbs.QP      = (*qp)(nil)
-)
+func (q *qp) Cap() verbs.QPCap {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.caps
+}
+
+func (q *qp) Stats() verbs.QPStats {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.stats
+}
+
+var errNotConnected = fmt.Errorf("softroce: queue pair is not connected: %w", syscall.ENOTCONN)
+
+func (q *qp) PostSend(wrs []verbs.SendWR) (n int, err error) {
+	w := q.dev.begin()
+	q.mu.Lock()
+	for n < len(wrs) {
+		full, e := q.postSend(w, &wrs[n])
+		if full || e != nil {
+			err = e
+			break
+		}
+		n++
+	}
+	if n > 0 && q.state == stateRTS {
+		q.service.transmit(w)
+	}
+	q.mu.Unlock()
+	w.end(false)
+	return n, err
+}
+
+func (q *qp) postSend(w *work, wr *verbs.SendWR) (full bool, err error) {
+	switch q.state {
+	case stateInit:
+		return false, errNotConnected
+	case stateClosed:
+		return false, net.ErrClosed
+	}
+	if err := q.service.check(wr); err != nil {
+		return false, err
+	}
+	if len(wr.SGL) > q.caps.MaxSendSGE {
+		return false, fmt.Errorf("softroce: %d gather entries, the limit is %d: %w", len(wr.SGL), q.caps.MaxSendSGE, syscall.EINVAL)
+	}
+	if len(wr.Inline) > q.caps.MaxInline {
+		return false, fmt.Errorf("softroce: %d inline bytes, the limit is %d: %w", len(wr.Inline), q.caps.MaxInline, syscall.EINVAL)
+	}
+	length := uint64(len(wr.Inline))
+	if wr.Inline == nil {
+		for i := range wr.SGL {
+			length += uint64(wr.SGL[i].Length)
+		}
+		if length > maxMsgSize {
+			return false, fmt.Errorf("softroce: message of %d bytes, the limit is %d: %w", length, maxMsgSize, syscall.EMSGSIZE)
+		}
+	}
+	if q.state == stateErr {
+		q.complete(w, q.sendCQ, wr.ID, verbs.WRFlushErr, sendWCOpcode(wr.Op))
+		return false, nil
+	}
+	e := q.sq.next()
+	if e == nil {
+		return true, nil
+	}
+	e.id, e.op, e.flags, e.imm = wr.ID, wr.Op, wr.Flags, wr.Imm
+	e.raddr, e.rkey, e.length = wr.RemoteAddr, wr.RKey, uint32(length)
+	e.status = verbs.Success
+	e.sgl = e.sgl[:0]
+	if e.inlined = wr.Inline != nil; e.inlined {
+		e.inline = append(e.inline[:0], wr.Inline...)
+	} else if e.sgl, err = q.checkSGL(e.sgl, wr.SGL, 0); err != nil {
+		e.status, err = verbs.LocProtErr, nil
+	}
+	q.sq.tail++
+	q.service.queued(e)
+	return false, nil
+}
+
+var errProtection = errors.New("softroce: key, range or rights are wrong")
+
+// checkSGL finds the regions of a scatter/gather list and appends the entries to dst.
+func (q *qp) checkSGL(dst []sge, sgl []verbs.SGE, access verbs.Access) ([]sge, error) {
+	for i := range sgl {
+		s := &sgl[i]
+		if s.Length == 0 {
+			continue
+		}
+		m := q.find(s.LKey)
+		if m == nil || m.access&access != access {
+			return dst, errProtection
+		}
+		off, ok := m.offset(s.Addr, uint64(s.Length))
+		if !ok {
+			return dst, errProtection
+		}
+		dst = append(dst, sge{m, off, s.Length})
+	}
+	return dst, nil
+}
+
+// find returns the region of a key, if it is of the queue pair's domain.
+func (q *qp) find(key uint32) *mr {
+	m := q.region
+	if m == nil || m.key != key || m.closed() {
+		if m = q.dev.mrs.find(key); m == nil {
+			return nil
+		}
+		q.region = m
+	}
+	if m.pd != q.pd {
+		return nil
+	}
+	return m
+}
+
+func (q *qp) PostRecv(wrs []verbs.RecvWR) (n int, err error) {
+	w := q.dev.begin()
+	q.mu.Lock()
+	for n < len(wrs) {
+		full, e := q.postRecv(w, &wrs[n])
+		if full || e != nil {
+			err = e
+			break
+		}
+		n++
+	}
+	q.mu.Unlock()
+	w.end(false)
+	return n, err
+}
+
+func (q *qp) postRecv(w *work, wr *verbs.RecvWR) (full bool, err error) {
+	if q.state == stateClosed {
+		return false, net.ErrClosed
+	}
+	if len(wr.SGL) > q.caps.MaxRecvSGE {
+		return false, fmt.Errorf("softroce: %d scatter entries, the limit is %d: %w", len(wr.SGL), q.caps.MaxRecvSGE, syscall.EINVAL)
+	}
+	if q.state == stateErr {
+		q.complete(w, q.recvCQ, wr.ID, verbs.WRFlushErr, verbs.WCRecv)
+		return false, nil
+	}
+	e := q.rq.next()
+	if e == nil {
+		return true, nil
+	}
+	e.id = wr.ID
+	e.sgl, err = q.checkSGL(e.sgl[:0], wr.SGL, verbs.LocalWrite)
+	e.bad = err != nil
+	q.rq.tail++
+	return false, nil
+}
+
+// complete adds a completion that tells no more than an outcome.
+func (q *qp) complete(w *work, c *cq, id uint64, status verbs.Status, op verbs.WCOpcode) {
+	c.push(w, &verbs.WC{ID: id, Status: status, Op: op, QPN: q.num})
+}
+
+func sendWCOpcode(op verbs.Opcode) verbs.WCOpcode {
+	if op == verbs.OpWrite || op == verbs.OpWriteWithImm {
+		return verbs.WCWrite
+	}
+	return verbs.WCSend
+}
+
+// receive takes a run of packets.
+func (q *qp) receive(w *work, ps []netio.Packet) {
+	q.mu.Lock()
+	for i := range ps {
+		if q.state != stateRTS {
+			q.dev.stats.wrongState.Add(uint64(len(ps) - i))
+			break
+		}
+		q.service.receive(w, &ps[i])
+	}
+	q.service.received(w)
+	q.mu.Unlock()
+}
+
+// met tells the owner that the peer's packets arrive.
+func (q *qp) met() {
+	q.mu.Lock()
+	f := q.onCommEst
+	if q.state == stateClosed {
+		f = nil
+	}
+	q.mu.Unlock()
+	if f != nil {
+		f()
+	}
+}
+
+// fail moves the queue pair to the error state. status is the outcome of the oldest
+// send request, unless it is Success; all others are flushed, in order.
+func (q *qp) fail(w *work, status verbs.Status) {
+	if q.state >= stateErr {
+		return
+	}
+	q.state = stateErr
+	q.service.stop(w)
+	for ; q.sq.head != q.sq.tail; q.sq.head++ {
+		e := q.sq.at(q.sq.head)
+		if status == verbs.Success {
+			status = verbs.WRFlushErr
+		}
+		q.complete(w, q.sendCQ, e.id, status, sendWCOpcode(e.op))
+		status = verbs.WRFlushErr
+	}
+	for ; q.rq.head != q.rq.tail; q.rq.head++ {
+		q.complete(w, q.recvCQ, q.rq.at(q.rq.head).id, verbs.WRFlushErr, verbs.WCRecv)
+	}
+	q.sq.ring, q.rq.ring = nil, nil
+}
+
+func (q *qp) ToError() error {
+	w := q.dev.begin()
+	q.mu.Lock()
+	closed := q.state == stateClosed
+	q.fail(w, verbs.Success)
+	q.mu.Unlock()
+	w.end(false)
+	if closed {
+		return net.ErrClosed
+	}
+	return nil
+}
+
+func (q *qp) Close() error {
+	w := q.dev.begin()
+	q.mu.Lock()
+	if q.state == stateClosed {
+		q.mu.Unlock()
+		w.end(false)
+		return nil
+	}
+	// Whoever found the queue pair before it left the table sees the state.
+	q.state = stateClosed
+	q.service.stop(w)
+	q.sq, q.rq = queue[sendWQE]{}, queue[recvWQE]{}
+	q.mu.Unlock()
+	w.end(false)
+
+	q.dev.qps.remove(q)
+	q.rc.close()
+	q.sendCQ.unuse()
+	q.recvCQ.unuse()
+	q.pd.unuse()
+	q.dev.release()
+	return nil
+}

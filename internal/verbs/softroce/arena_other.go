@@ -1,0 +1,13 @@
+//go:build !unix
+
+package softroce
+
+// mapMemory takes whole pages from the Go heap: this device has no DMA, and the
+// slice itself keeps them alive.
+func mapMemory(size int) ([]byte, error) {
+	mem := make([]byte, size+pageSize)
+	off := -int(addressOf(mem)) & (pageSize - 1)
+	return mem[off : off+size : off+size], nil
+}
+
+func unmapMemory([]byte) error { return nil }

@@ -1,0 +1,195 @@
+package softroce
+
+import (
+	"net/netip"
+	"sync"
+)
+
+// Congestion is controlled per remote process: queue pairs to one host and slot
+// share what that process's socket buffers, which is little, and the network
+// between. The controller is TCP's (RFC 5681): slow start, additive increase,
+// one halving per round trip in which something was lost.
+
+const (
+	// packetOverhead is what a packet costs beyond its payload, in bytes. A
+	// receiver's kernel charges its socket for buffers, not for bytes.
+	packetOverhead = 512
+
+	initialWindow = 96 << 10
+	maxWindow     = 8 << 20
+	floorPackets  = 4
+	grantBytes    = 16 << 10 // what a waiting queue pair gets in its turn
+)
+
+type congestionKey struct {
+	remote netip.Addr
+	slot   uint8
+}
+
+// congestionTable holds the controllers of connected queue pairs' peers, and no others.
+type congestionTable struct {
+	mu sync.Mutex
+	m  map[congestionKey]*congestion
+}
+
+// join returns the peer's controller for one more queue pair.
+func (t *congestionTable) join(remote netip.Addr, qpn uint32, packet int64) *congestion {
+	key := congestionKey{remote, uint8(qpn >> 16)}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	c := t.m[key]
+	if c == nil {
+		if t.m == nil {
+			t.m = make(map[congestionKey]*congestion)
+		}
+		c = &congestion{key: key, window: initialWindow, threshold: maxWindow}
+		t.m[key] = c
+	}
+	c.users++
+	c.mu.Lock()
+	c.packet = max(c.packet, packet)
+	c.mu.Unlock()
+	return c
+}
+
+// leave takes a queue pair back that has returned all its bytes.
+func (t *congestionTable) leave(c *congestion) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if c.users--; c.users == 0 {
+		delete(t.m, c.key)
+	}
+}
+
+// congestion limits the bytes in flight to one remote process.
+type congestion struct {
+	key   congestionKey
+	users int // under the table's lock
+
+	mu        sync.Mutex
+	packet    int64 // cost of the largest packet
+	window    int64
+	threshold int64 // below it slow start
+	inflight  int64 // sent and not acknowledged, or granted
+	lastLoss  int64
+
+	first, last *rc // waiting for room, linked by rc.waitNext
+}
+
+// take grants r at least least bytes of room, and at most most. Where there is not
+// enough it grants none, and r waits in line for its turn.
+func (c *congestion) take(r *rc, least, most int64) int64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if n := r.granted; n >= least {
+		r.granted = 0
+		return n
+	}
+	if r.waiting {
+		return 0
+	}
+	room := c.window - c.inflight + r.granted
+	if c.first != nil || room < least && c.inflight > r.granted {
+		c.wait(r)
+		return 0
+	}
+	n := max(least, min(room, most))
+	c.inflight += n - r.granted
+	r.granted = 0
+	return n
+}
+
+func (c *congestion) wait(r *rc) {
+	r.waiting = true
+	if c.last == nil {
+		c.first = r
+	} else {
+		c.last.waitNext = r
+	}
+	c.last = r
+}
+
+// give returns n bytes that were acknowledged, lost or not used.
+func (c *congestion) give(w *work, n int64) {
+	if n == 0 {
+		return
+	}
+	c.mu.Lock()
+	c.inflight -= n
+	c.wake(w)
+	c.mu.Unlock()
+}
+
+// acked returns n bytes that were acknowledged, and lets the window grow if it was the limit.
+func (c *congestion) acked(w *work, n int64) {
+	c.mu.Lock()
+	if c.inflight >= c.window/2 {
+		if c.window < c.threshold {
+			c.window += n
+		} else {
+			c.window += max(1, c.packet*n/c.window)
+		}
+		c.window = min(c.window, maxWindow)
+	}
+	c.inflight -= n
+	c.wake(w)
+	c.mu.Unlock()
+}
+
+// lost halves the window, once per round trip.
+func (c *congestion) lost(now, rtt int64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.lastLoss != 0 && now-c.lastLoss < rtt {
+		return
+	}
+	c.lastLoss = now
+	c.threshold = max(c.window/2, floorPackets*c.packet)
+	c.window = c.threshold
+}
+
+// wake gives those who wait their turn, first come first served, each with a
+// part of the room.
+func (c *congestion) wake(w *work) {
+	for c.first != nil {
+		room := c.window - c.inflight
+		if room < c.packet && c.inflight > 0 {
+			return
+		}
+		r := c.first
+		if c.first = r.waitNext; c.first == nil {
+			c.last = nil
+		}
+		r.waitNext, r.waiting = nil, false
+		n := max(c.packet, min(room, grantBytes))
+		r.granted += n
+		c.inflight += n
+		w.resume = append(w.resume, r)
+	}
+}
+
+// quit takes r out of the line and returns what it was granted.
+func (c *congestion) quit(w *work, r *rc) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if r.waiting {
+		for p, prev := c.first, (*rc)(nil); p != nil; p, prev = p.waitNext, p {
+			if p != r {
+				continue
+			}
+			if prev == nil {
+				c.first = p.waitNext
+			} else {
+				prev.waitNext = p.waitNext
+			}
+			if c.last == p {
+				c.last = prev
+			}
+			break
+		}
+		r.waiting, r.waitNext = false, nil
+	}
+	c.inflight -= r.granted
+	r.granted = 0
+	c.wake(w)
+}

@@ -1,0 +1,158 @@
+package softroce
+
+import (
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"syscall"
+
+	"github.com/go-rdma/rdma/internal/verbs"
+)
+
+// mr is a memory region. Its address in work requests is a random number, not a
+// pointer, so that nothing about this process can be read from it.
+type mr struct {
+	pd     *pd
+	arena  *arena // nil: a mapping of the caller's own
+	mem    []byte // for those who hold the region; nil once closed
+	size   uint64
+	addr   uint64
+	key    uint32 // local and remote
+	access verbs.Access
+
+	// refs counts accesses in progress; it is negative once the region is closed.
+	refs    atomic.Int64
+	drained chan struct{} // told when a closed region has no access in progress
+	closing sync.Once
+}
+
+const mrClosed = -1 << 62
+
+// hold begins an access, unless the region is closed.
+func (m *mr) hold() bool {
+	if m.refs.Add(1) > 0 {
+		return true
+	}
+	m.release()
+	return false
+}
+
+// release ends an access.
+func (m *mr) release() {
+	if m.refs.Add(-1) == mrClosed {
+		select {
+		case m.drained <- struct{}{}:
+		default:
+		}
+	}
+}
+
+func (m *mr) closed() bool { return m.refs.Load() < 0 }
+
+// offset returns where [addr, addr+n) lies in the region. The region's own end
+// does not wrap around, so neither does a range inside it.
+func (m *mr) offset(addr, n uint64) (off uint64, ok bool) {
+	if addr < m.addr {
+		return 0, false
+	}
+	off = addr - m.addr
+	return off, off <= m.size && n <= m.size-off
+}
+
+const allAccess = verbs.LocalWrite | verbs.RemoteWrite | verbs.RemoteRead | verbs.RemoteAtomic |
+	verbs.FlushGlobal | verbs.FlushPersistent
+
+func (p *pd) RegMR(mem []byte, access verbs.Access) (verbs.MR, error) {
+	switch {
+	case len(mem) == 0:
+		return nil, fmt.Errorf("softroce: region of no memory: %w", syscall.EINVAL)
+	case access&^allAccess != 0:
+		return nil, fmt.Errorf("softroce: unknown access flags %#x: %w", uint16(access), syscall.EINVAL)
+	case access&(verbs.RemoteWrite|verbs.RemoteAtomic) != 0 && access&verbs.LocalWrite == 0:
+		// ibv_reg_mr(3): remote writes need local ones.
+		return nil, fmt.Errorf("softroce: remote write or atomic access without local write: %w", syscall.EINVAL)
+	}
+	if err := p.use(); err != nil {
+		return nil, err
+	}
+	m := &mr{
+		pd: p, arena: p.arenaOf(mem), mem: mem[:len(mem):len(mem)], size: uint64(len(mem)),
+		access: access, drained: make(chan struct{}, 1),
+	}
+	// Offsets in a page stay as they are in memory, and with them the alignment of atomics.
+	page := uint64(pageSize)
+	m.addr = p.dev.cfg.random64()>>2&^(page-1) | uint64(addressOf(mem))&(page-1)
+	p.dev.mrs.add(p.dev.cfg, m)
+	return m, nil
+}
+
+func (m *mr) Bytes() []byte {
+	if !m.hold() {
+		return nil
+	}
+	defer m.release()
+	return m.mem
+}
+
+func (m *mr) Addr() uint64 { return m.addr }
+func (m *mr) LKey() uint32 { return m.key }
+func (m *mr) RKey() uint32 { return m.key }
+
+func (m *mr) Close() error {
+	m.closing.Do(func() {
+		m.pd.dev.mrs.remove(m)
+		if m.refs.Add(mrClosed) != mrClosed {
+			<-m.drained
+		}
+		m.mem = nil // the memory may be unmapped from now on
+		if m.arena != nil {
+			m.arena.unuse()
+		}
+		m.pd.unuse()
+	})
+	return nil
+}
+
+// mrTable finds regions by key.
+type mrTable [64]struct {
+	mu sync.RWMutex
+	m  map[uint32]*mr
+	_  [32]byte // a cache line each
+}
+
+// add gives m a key that no other region has.
+func (t *mrTable) add(cfg *Config, m *mr) {
+	for {
+		key := uint32(cfg.random64())
+		if key == 0 {
+			continue
+		}
+		s := &t[key%uint32(len(t))]
+		s.mu.Lock()
+		if s.m[key] == nil {
+			if s.m == nil {
+				s.m = make(map[uint32]*mr)
+			}
+			m.key = key
+			s.m[key] = m
+			s.mu.Unlock()
+			return
+		}
+		s.mu.Unlock()
+	}
+}
+
+func (t *mrTable) remove(m *mr) {
+	s := &t[m.key%uint32(len(t))]
+	s.mu.Lock()
+	delete(s.m, m.key)
+	s.mu.Unlock()
+}
+
+// find returns the region of a key, or nil.
+func (t *mrTable) find(key uint32) *mr {
+	s := &t[key%uint32(len(t))]
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.m[key]
+}

@@ -1,0 +1,64 @@
+package softroce
+
+import "github.com/go-rdma/rdma/internal/verbs"
+
+// sge is a scatter/gather entry whose key and bounds have been checked. It keeps no
+// pointer into the region, which may be unmapped while the entry lies in a queue.
+type sge struct {
+	m   *mr
+	off uint64
+	n   uint32
+}
+
+// sendWQE is a send request in the queue. Its slices keep their storage from use to use.
+type sendWQE struct {
+	id      uint64
+	raddr   uint64
+	rkey    uint32
+	imm     uint32
+	length  uint32
+	psn     uint32 // of the first packet
+	packets uint32
+	op      verbs.Opcode
+	flags   verbs.SendFlags
+	status  verbs.Status // not Success: the request fails when its turn comes
+	inlined bool
+	sgl     []sge
+	inline  []byte
+}
+
+// recvWQE is a receive request in the queue.
+type recvWQE struct {
+	id  uint64
+	bad bool // a key or range was wrong
+	sgl []sge
+}
+
+// queue is a ring of work requests that grows up to its limit. Positions count up for ever.
+type queue[T any] struct {
+	ring       []T // a power of two
+	head, tail uint32
+	limit      uint32
+}
+
+func (q *queue[T]) len() int { return int(q.tail - q.head) }
+
+func (q *queue[T]) at(pos uint32) *T { return &q.ring[pos&uint32(len(q.ring)-1)] }
+
+// next returns the slot for one more request, or nil when the queue is full. It
+// is in the queue once tail is incremented.
+func (q *queue[T]) next() *T {
+	n := q.tail - q.head
+	if n == q.limit {
+		return nil
+	}
+	if int(n) == len(q.ring) {
+		ring := make([]T, max(4, 2*len(q.ring)))
+		// What is not in the queue keeps its storage, too: the old ring was full.
+		for i := range n {
+			ring[(q.head+i)&uint32(len(ring)-1)] = *q.at(q.head + i)
+		}
+		q.ring = ring
+	}
+	return q.at(q.tail)
+}

@@ -1,0 +1,126 @@
+package softroce
+
+import (
+	"time"
+
+	"github.com/go-rdma/rdma/internal/verbs"
+	"github.com/go-rdma/rdma/internal/verbs/softroce/netio"
+	"github.com/go-rdma/rdma/internal/verbs/softroce/wire"
+)
+
+const psnMask = wire.PSNMask
+
+// rc is the reliable connection service of a queue pair (IBTA 9.7): requester and
+// responder, under the queue pair's lock.
+type rc struct {
+	q       *qp
+	path    *netio.Path
+	cc      *congestion // nil before connect
+	destQPN uint32
+	mtu     uint32
+
+	requester
+	responder
+}
+
+func newRC(q *qp) *rc {
+	r := &rc{q: q}
+	r.fire = r.onTimer
+	return r
+}
+
+func (r *rc) connect(a *rcAttr) {
+	r.path, r.destQPN, r.mtu = a.path, a.destQPN, uint32(a.mtu)
+	r.cc = r.q.dev.paths.join(a.path.Remote, a.destQPN, int64(r.mtu)+packetOverhead)
+	r.una, r.nxt, r.max, r.end = a.sqPSN, a.sqPSN, a.sqPSN, a.sqPSN
+	r.rnrRetry, r.rnrLeft = a.rnrRetry, a.rnrRetry
+	if a.ackTimeout != 0 {
+		r.ackTimeout = 4096 << a.ackTimeout
+		r.giveUp = r.ackTimeout * int64(a.retryCount+1)
+	}
+	r.exp = a.rqPSN
+}
+
+// receive checks what every packet must satisfy (IBTA 9.6) and hands it on.
+func (r *rc) receive(w *work, p *netio.Packet) {
+	h, stats := &w.in, &r.q.dev.stats
+	switch {
+	case h.Decode(p.Data) != nil:
+		stats.malformed.Add(1)
+		return
+	case h.Opcode.Service() != wire.ServiceRC:
+		stats.wrongType.Add(1)
+		return
+	case !goodPKey(h.PKey):
+		stats.wrongPKey.Add(1)
+		return
+	case p.Remote.Addr() != r.path.Remote || p.Local != r.path.Local:
+		stats.wrongAddr.Add(1)
+		return
+	}
+	if !r.q.metPeer {
+		r.q.metPeer = true
+		w.met = append(w.met, r.q)
+	}
+	if h.Opcode.IsRequest() {
+		r.request(w, h)
+	} else {
+		r.response(w, h)
+	}
+}
+
+// received ends a run of packets: one answer for all of them, then what the
+// responses among them allow to send.
+func (r *rc) received(w *work) {
+	r.answer(w)
+	if r.kicked && r.q.state == stateRTS {
+		r.transmit(w)
+	}
+	r.kicked = false
+}
+
+// stop ends all activity for good. An answer that is due is still given.
+func (r *rc) stop(w *work) {
+	r.timer.stop()
+	if r.cc == nil {
+		return
+	}
+	r.cc.quit(w, r)
+	r.cc.give(w, r.inflight)
+	r.inflight = 0
+}
+
+// close follows stop, once.
+func (r *rc) close() {
+	if r.cc != nil {
+		r.q.dev.paths.leave(r.cc)
+	}
+}
+
+// header begins the headers of an outgoing packet.
+func (r *rc) header(w *work, op wire.Opcode, psn uint32) *wire.Packet {
+	h := &w.out
+	h.BTH = wire.BTH{Opcode: op, PKey: wire.DefaultPKey, DestQP: r.destQPN, PSN: psn}
+	return h
+}
+
+// add puts a packet with these headers into the batch.
+func (r *rc) add(w *work, h *wire.Packet) {
+	if w.tx.Full() {
+		w.flush()
+	}
+	h.PutHeaders(w.tx.Add(r.path, h.HeaderLen()))
+}
+
+func nanos(d time.Duration) int64 { return int64(d) }
+
+var _ transport = (*rc)(nil)
+
+// check refuses what this device cannot do on a reliable connection.
+func (r *rc) check(wr *verbs.SendWR) error {
+	switch wr.Op {
+	case verbs.OpSend, verbs.OpSendWithImm, verbs.OpWrite, verbs.OpWriteWithImm:
+		return nil
+	}
+	return unsupported(wr.Op.String() + " requests")
+}
