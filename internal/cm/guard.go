@@ -121,7 +121,7 @@ func (m *Manager) guardNetdev(devs []rdmaDevice, netdev string) error {
 	why := m.noRDMACore()
 	for _, d := range devs {
 		if d.rxe {
-			return noDevicef("not used unless it is named, since rdma_rxe (device %s) holds UDP port 4791; %s", d.name, why)
+			return unaskedf("rdma_rxe (device %s) holds UDP port 4791; %s", d.name, why)
 		}
 	}
 	if netdev == "" || isLoopback(netdev) {
@@ -129,7 +129,7 @@ func (m *Manager) guardNetdev(devs []rdmaDevice, netdev string) error {
 		// the one who answers for the device's network too.
 		if i := slices.IndexFunc(devs, func(d rdmaDevice) bool { return len(d.netdevs) > 0 }); i >= 0 {
 			d := devs[i]
-			return noDevicef("not used unless it is named, since this host has the RDMA device %s (%s); %s",
+			return unaskedf("this host has the RDMA device %s (%s); %s",
 				d.name, strings.Join(d.netdevs, ", "), why)
 		}
 		return nil
@@ -137,7 +137,7 @@ func (m *Manager) guardNetdev(devs []rdmaDevice, netdev string) error {
 	for _, n := range m.below(netdev) {
 		for _, d := range devs {
 			if slices.Contains(d.netdevs, n) {
-				return noDevicef("not used unless it is named, since the hardware of %s (RDMA device %s) takes UDP port 4791; %s", n, d.name, why)
+				return unaskedf("the hardware of %s (RDMA device %s) takes UDP port 4791; %s", n, d.name, why)
 			}
 		}
 	}

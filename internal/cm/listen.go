@@ -98,7 +98,7 @@ func (m *Manager) listenAll(ctx context.Context, l *Listener, cands []candidate,
 			return ctx.Err()
 		}
 		at := ProviderError{c.providerName(), c.device, err}
-		if errors.Is(err, syscall.EADDRINUSE) {
+		if errors.Is(err, syscall.EADDRINUSE) && !errors.Is(err, verbs.ErrNoDevice) {
 			if picked && len(l.Parts) > 0 {
 				return &followError{at}
 			}
@@ -135,5 +135,6 @@ func (m *Manager) listenOn(ctx context.Context, c *candidate, attr verbs.ListenA
 		}
 	}
 	attr.Device, attr.Port = c.device, c.port
-	return c.p.Listen(ctx, &attr)
+	l, err := c.p.Listen(ctx, &attr)
+	return l, deviceError(err)
 }

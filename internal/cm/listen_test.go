@@ -2,6 +2,7 @@ package cm
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
 	"syscall"
 	"testing"
@@ -10,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-rdma/rdma/internal/verbs"
+	"github.com/go-rdma/rdma/internal/verbs/softroce/netio"
 )
 
 func listenAt(addr string) verbs.ListenAttr {
@@ -93,6 +95,26 @@ func TestListenSkipsAndRecords(t *testing.T) {
 	core.listenErr = syscall.EADDRNOTAVAIL
 	_, err = m.Listen(t.Context(), "shm,rdmacore", listenAt("10.1.2.3:0"))
 	require.ErrorIs(t, err, syscall.EADDRNOTAVAIL)
+}
+
+// UDP port 4791 in other hands is a matter of the device, not of the listener's port.
+func TestListenWithoutUDPPort(t *testing.T) {
+	m, _, core, soft := threeProviders()
+	soft.listenErr = fmt.Errorf("softroce: %w", &netio.PortBusyError{Port: 4791, UID: 7})
+	soft.resolveErr = soft.listenErr
+	l, err := m.Listen(t.Context(), "rdmacore,softroce", listenAt("0.0.0.0:0"))
+	require.NoError(t, err)
+	assert.Len(t, l.Parts, 1)
+	require.NoError(t, l.Close())
+
+	core.listenErr = verbs.ErrNoDevice
+	_, err = m.Listen(t.Context(), "rdmacore,softroce", listenAt("0.0.0.0:0"))
+	require.ErrorIs(t, err, verbs.ErrNoDevice)
+	require.ErrorAs(t, err, new(*netio.PortBusyError))
+	assert.Contains(t, err.Error(), "uid 7")
+	_, err = m.Resolve(t.Context(), "softroce", dial("127.0.0.1:80"))
+	require.ErrorIs(t, err, verbs.ErrNoDevice)
+	assert.Contains(t, err.Error(), "uid 7")
 }
 
 func TestListenTwiceTheSame(t *testing.T) {

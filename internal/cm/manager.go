@@ -101,7 +101,8 @@ func (m *Manager) resolveOn(ctx context.Context, c *candidate, attr verbs.CMIDAt
 		}
 	}
 	attr.Device, attr.Port = c.device, c.port
-	return c.p.Resolve(ctx, &attr)
+	id, err := c.p.Resolve(ctx, &attr)
+	return id, deviceError(err)
 }
 
 // LookupRemote describes the device from which addr is reached.
