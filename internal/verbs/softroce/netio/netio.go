@@ -8,6 +8,7 @@ package netio
 import (
 	"net/netip"
 	"sync/atomic"
+	"syscall"
 )
 
 // Port is the UDP port of RoCEv2 (IANA).
@@ -20,7 +21,11 @@ type Path struct {
 	HopLimit      uint8 // 0: 64
 
 	// flow picks one of the UDP source ports. Packets of one flow keep their order.
-	flow atomic.Uint32
+	flow   atomic.Uint32
+	single atomic.Bool
+	errno  atomic.Uint32
+
+	enc atomic.Pointer[pathEnc] // what a Conn keeps of it
 }
 
 // Flow returns the number that picks the path's UDP source port.
@@ -28,6 +33,26 @@ func (p *Path) Flow() uint32 { return p.flow.Load() }
 
 // SetFlow picks a UDP source port. A sender changes it to leave a way on which packets vanish.
 func (p *Path) SetFlow(f uint32) { p.flow.Store(f) }
+
+// SetSingle asks that packets of the path are not left to the kernel or a NIC to be cut out of
+// larger sends: the receiver checks the IPv4 identification that each gets, and hardware that
+// numbers them otherwise than Linux does makes packets vanish. A sender that gets no answer tries it.
+func (p *Path) SetSingle(on bool) { p.single.Store(on) }
+
+// Err returns why the last Send did not put packets of the path on the network, or nil. It
+// tells the paths of a batch apart.
+func (p *Path) Err() error {
+	if e := p.errno.Load(); e != 0 {
+		return syscall.Errno(e)
+	}
+	return nil
+}
+
+func (p *Path) setErr(e syscall.Errno) {
+	if p.errno.Load() != uint32(e) {
+		p.errno.Store(uint32(e))
+	}
+}
 
 // Packet is one received packet whose ICRC was right.
 type Packet struct {
@@ -50,8 +75,9 @@ type Handler interface {
 // Route is how this host reaches an address.
 type Route struct {
 	Local     netip.Addr
+	Remote    netip.Addr // as packets from there will name it: unmapped, the zone by its name
 	Interface string
-	MTU       int // of the interface, bytes
+	MTU       int // of the route, which is at most that of the interface; bytes
 }
 
 // Conn is a network's face to a softroce device.
@@ -84,4 +110,5 @@ type Conn interface {
 type Stats struct {
 	BadICRC uint64 // ICRC wrong: corruption, NAT, or no RoCE at all
 	Runts   uint64 // shorter than BTH and ICRC, or of a length that is no multiple of 4
+	Unsent  uint64 // the kernel had no room for them
 }

@@ -1,0 +1,65 @@
+package netio
+
+import (
+	"strconv"
+	"syscall"
+)
+
+// Config says how a [UDP] works. Only Handler is needed.
+type Config struct {
+	Handler Handler
+
+	// Port is the UDP port to receive on, and RemotePort the one to send to. 0: 4791, and Port.
+	// Another port gives packets that no other implementation takes: the ICRC is that of 4791.
+	Port, RemotePort uint16
+
+	// SourcePorts is the number of UDP source ports for each family. 0: 4.
+	SourcePorts int
+
+	// MaxPreferred bounds the sockets that Prefer opens. 0: 64.
+	MaxPreferred int
+
+	// NoGSO and NoGRO do without the kernel's segmentation offloads.
+	NoGSO, NoGRO bool
+}
+
+func (c Config) withDefaults() Config {
+	if c.Port == 0 {
+		c.Port = Port
+	}
+	if c.RemotePort == 0 {
+		c.RemotePort = c.Port
+	}
+	if c.SourcePorts == 0 {
+		c.SourcePorts = 4
+	}
+	if c.MaxPreferred == 0 {
+		c.MaxPreferred = 64
+	}
+	return c
+}
+
+// PortBusyError says that somebody else has the UDP port. It is EADDRINUSE to errors.Is.
+type PortBusyError struct {
+	Port uint16
+	UID  int  // who holds it, or -1 if that could not be found out
+	Rxe  bool // the kernel's own Soft-RoCE is there, and likely the holder
+}
+
+func (e *PortBusyError) Error() string {
+	s := "UDP port " + strconv.Itoa(int(e.Port)) + " is in use"
+	switch {
+	case e.Rxe:
+		return s + " by the kernel's Soft-RoCE (rdma_rxe): use that device through libibverbs, or remove the module (modprobe -r rdma_rxe)"
+	case e.UID < 0:
+		return s + ": another user has it, and only processes of one user can share it; end that process or use another network namespace"
+	case e.UID == syscall.Geteuid():
+		return s + " by another program of this user (uid " + strconv.Itoa(e.UID) + ") that does not share it: end that program or use another network namespace"
+	}
+	uid := strconv.Itoa(e.UID)
+	return s + " by uid " + uid + ", and only processes of one user can share it: run as uid " + uid +
+		", end that process, or use another network namespace"
+}
+
+// Unwrap returns EADDRINUSE.
+func (e *PortBusyError) Unwrap() error { return syscall.EADDRINUSE }

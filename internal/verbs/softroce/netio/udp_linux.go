@@ -1,0 +1,218 @@
+package netio
+
+import (
+	"errors"
+	"os"
+	"sync"
+	"sync/atomic"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/go-rdma/rdma/internal/race"
+)
+
+// ioSync orders what was done before a Send before what is done with the packets, in one process.
+var ioSync race.Sync
+
+// maxSourcePorts bounds Config.SourcePorts.
+const maxSourcePorts = 16
+
+// UDP carries packets over the kernel's UDP.
+//
+// It receives on wildcard sockets of UDP port 4791, which all processes of a user share, and sends
+// from ports of its own: an answer always goes to port 4791, and a source port only picks the way
+// through the network (and, among processes that share a port, the receiver).
+type UDP struct {
+	cfg Config
+	gso bool
+
+	rx []*rxSock // of each family that the host has, IPv4 first
+
+	txMu   sync.RWMutex // held for reading while a Send uses descriptors
+	tx     [2][]txSock  // IPv4, IPv6
+	closed bool
+
+	hot atomic.Pointer[rxSock] // where traffic was last
+
+	prefMu    sync.Mutex
+	pref      map[prefKey]*preferred // nil once closed
+	prefSocks atomic.Pointer[[]*rxSock]
+
+	rxFree freeList[rxState]
+	txFree freeList[txState]
+
+	wg   sync.WaitGroup // reader goroutines and closing sockets
+	once sync.Once
+
+	badICRC, runts, unsent atomic.Uint64
+}
+
+var _ Conn = (*UDP)(nil)
+
+type txSock struct {
+	fd   int
+	port uint16
+}
+
+// Listen opens the sockets and begins to receive. A host without one of the address
+// families is served by the other. A port that is taken gives a [*PortBusyError].
+func Listen(cfg Config) (*UDP, error) {
+	if cfg.Handler == nil {
+		return nil, errors.New("netio: no handler")
+	}
+	cfg = cfg.withDefaults()
+	cfg.SourcePorts = min(max(cfg.SourcePorts, 1), maxSourcePorts)
+	u := &UDP{cfg: cfg, pref: make(map[prefKey]*preferred)}
+	u.prefSocks.Store(new([]*rxSock))
+	u.rxFree.new = newRxState
+	u.txFree.new = newTxState
+
+	var firstErr error
+	for _, v6 := range []bool{false, true} {
+		if err := u.openFamily(v6); err != nil {
+			if firstErr == nil || absent(firstErr) {
+				firstErr = err
+			}
+			if !absent(err) {
+				break
+			}
+		}
+	}
+	if len(u.rx) == 0 || firstErr != nil && !absent(firstErr) {
+		_ = u.Close()
+		if firstErr == nil {
+			firstErr = unix.EAFNOSUPPORT
+		}
+		return nil, firstErr
+	}
+	for _, s := range u.rx {
+		s.start()
+	}
+	return u, nil
+}
+
+// openFamily opens the sockets of one address family. On error there are none.
+func (u *UDP) openFamily(v6 bool) error {
+	fd, err := rxSocket(wildcard(v6), u.cfg.Port, !u.cfg.NoGRO)
+	if errors.Is(err, unix.EADDRINUSE) {
+		return portBusy(u.cfg.Port, v6)
+	}
+	if err != nil {
+		return err
+	}
+	rx, err := u.newRxSock(fd, v6)
+	if err != nil {
+		return err
+	}
+	f := familyIndex(v6)
+	for range u.cfg.SourcePorts {
+		fd, port, err := txSocket(v6)
+		if err != nil {
+			rx.close()
+			for _, t := range u.tx[f] {
+				_ = unix.Close(t.fd)
+			}
+			u.tx[f] = nil
+			return err
+		}
+		u.tx[f] = append(u.tx[f], txSock{fd, port})
+	}
+	u.gso = !u.cfg.NoGSO && hasGSO(u.tx[f][0].fd)
+	u.rx = append(u.rx, rx)
+	return nil
+}
+
+func familyIndex(v6 bool) int {
+	if v6 {
+		return 1
+	}
+	return 0
+}
+
+// Stats returns what was dropped so far.
+func (u *UDP) Stats() Stats {
+	return Stats{BadICRC: u.badICRC.Load(), Runts: u.runts.Load(), Unsent: u.unsent.Load()}
+}
+
+// Close stops. It must not be called by the handler.
+func (u *UDP) Close() error {
+	u.once.Do(func() {
+		u.txMu.Lock()
+		u.closed = true
+		for _, f := range u.tx {
+			for _, t := range f {
+				_ = unix.Close(t.fd)
+			}
+		}
+		u.txMu.Unlock()
+
+		u.prefMu.Lock()
+		socks := append([]*rxSock{}, u.rx...)
+		for _, p := range u.pref {
+			if p.sock != nil {
+				socks = append(socks, p.sock)
+			}
+		}
+		u.pref = nil
+		u.prefMu.Unlock()
+		for _, s := range socks {
+			s.close()
+		}
+		u.wg.Wait()
+	})
+	return nil
+}
+
+// bare strips an error of its wrapping, down to the errno where there is one.
+func bare(err error) error {
+	var e syscall.Errno
+	if errors.As(err, &e) {
+		return e
+	}
+	return err
+}
+
+// freeList keeps a few of what is used by whichever goroutine comes.
+type freeList[T any] struct {
+	mu   sync.Mutex
+	free [8]*T
+	n    int
+	new  func() *T
+}
+
+func (l *freeList[T]) get() *T {
+	l.mu.Lock()
+	if l.n == 0 {
+		l.mu.Unlock()
+		return l.new()
+	}
+	l.n--
+	x := l.free[l.n]
+	l.free[l.n] = nil
+	l.mu.Unlock()
+	return x
+}
+
+func (l *freeList[T]) put(x *T) {
+	l.mu.Lock()
+	if l.n < len(l.free) {
+		l.free[l.n] = x
+		l.n++
+	}
+	l.mu.Unlock()
+}
+
+// file hands a descriptor to the runtime's poller.
+func file(fd int) (*os.File, syscall.RawConn, error) {
+	f := os.NewFile(uintptr(fd), "udp")
+	if f == nil {
+		return nil, nil, unix.EBADF
+	}
+	rc, err := f.SyscallConn()
+	if err != nil {
+		_ = f.Close()
+		return nil, nil, err
+	}
+	return f, rc, nil
+}
