@@ -1,0 +1,87 @@
+// Package verbstest is the conformance suite of providers: what package verbs
+// promises, tried on the two ends of connections that the provider makes.
+//
+// It knows a provider only by its interfaces. Time in it is real: every wait
+// is bounded by Config.Timeout, and a wait for completions parks on Arm and Notify
+// like a consumer, so that a lost notification fails a test rather than slow it.
+package verbstest
+
+import (
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/go-rdma/rdma/internal/verbs"
+)
+
+// Config says what is tested.
+type Config struct {
+	// Active is the provider of the ends that connect, Passive of those that
+	// listen. They may be the same.
+	Active, Passive verbs.Provider
+
+	// Listen is the address that the passive end listens on, Dial the one under which
+	// the active end reaches it. Ports are picked by the provider.
+	Listen, Dial netip.Addr
+
+	// ActiveDevice and PassiveDevice name the devices. Empty: chosen by address.
+	ActiveDevice, PassiveDevice string
+
+	// Unsupported are the operations that the provider is known to lack. Each
+	// of them must be refused with [errors.ErrUnsupported]; each of the others must work.
+	Unsupported []verbs.Opcode
+
+	// NoRNRLimit is for a provider that waits for a receive without end,
+	// whatever ConnParam.RNRRetryCount says.
+	NoRNRLimit bool
+
+	// NoOverrun is for a provider whose completion queues do not tell of an overrun.
+	NoOverrun bool
+
+	// Connections is the number of connections that are to stand at once; 0 is 300.
+	Connections int
+
+	// Timeout bounds each wait; 0 is 10 seconds.
+	Timeout time.Duration
+}
+
+func (c *Config) supports(op verbs.Opcode) bool { return !slices.Contains(c.Unsupported, op) }
+
+// suite is a Config with its defaults filled in.
+type suite struct{ Config }
+
+// TestProvider runs the suite.
+func TestProvider(t *testing.T, cfg Config) {
+	if cfg.Connections == 0 {
+		cfg.Connections = 300
+	}
+	if cfg.Timeout == 0 {
+		cfg.Timeout = 10 * time.Second
+	}
+	s := &suite{cfg}
+	for _, g := range []struct {
+		name  string
+		tests []test
+	}{
+		{"Device", deviceTests},
+		{"Data", dataTests},
+		{"Queue", queueTests},
+		{"Notify", notifyTests},
+		{"Error", errorTests},
+		{"CM", cmTests},
+		{"Lifetime", lifetimeTests},
+		{"Many", manyTests},
+	} {
+		t.Run(g.name, func(t *testing.T) {
+			for _, c := range g.tests {
+				t.Run(c.name, func(t *testing.T) { c.f(s, t) })
+			}
+		})
+	}
+}
+
+type test struct {
+	name string
+	f    func(s *suite, t *testing.T)
+}
