@@ -31,14 +31,13 @@ type end struct {
 
 // options say how an end is made.
 type options struct {
-	init    verbs.QPInitAttr // queues are filled in
-	depth   int              // of the completion queue
-	mem     int              // bytes of registered memory
-	access  verbs.Access
-	param   verbs.ConnParam
-	pd      verbs.PD // of another end; nil: one of its own
-	queue   *queue   // of another end; nil: one of its own
-	handler func(verbs.Event)
+	init   verbs.QPInitAttr // queues are filled in
+	depth  int              // of the completion queue
+	mem    int              // bytes of registered memory
+	access verbs.Access
+	param  verbs.ConnParam
+	pd     verbs.PD // of another end; nil: one of its own
+	queue  *queue   // of another end; nil: one of its own
 }
 
 type option func(*options)

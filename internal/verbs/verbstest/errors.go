@@ -170,7 +170,7 @@ func testRNRExceeded(s *suite, t *testing.T) {
 	}
 	oa, ob := s.options(nil), s.options(nil)
 	ob.param.RNRRetryCount = 2 // of the active requester
-	a, b := s.pairOf(t, oa, ob)
+	a, _ := s.pairOf(t, oa, ob)
 	a.send(verbs.SendWR{ID: 1, Op: verbs.OpSend}, verbs.SendWR{ID: 2, Op: verbs.OpSend})
 	a.waitID(1, verbs.RNRRetryExcErr)
 	a.requireFlushed(2)
@@ -178,7 +178,7 @@ func testRNRExceeded(s *suite, t *testing.T) {
 	// The other direction has the count of the request.
 	oa, ob = s.options(nil), s.options(nil)
 	oa.param.RNRRetryCount = 0
-	_, b = s.pairOf(t, oa, ob)
+	_, b := s.pairOf(t, oa, ob)
 	b.send(verbs.SendWR{ID: 1, Op: verbs.OpSend}, verbs.SendWR{ID: 2, Op: verbs.OpSend})
 	b.waitID(1, verbs.RNRRetryExcErr)
 	b.requireFlushed(2)
