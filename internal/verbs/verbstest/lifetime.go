@@ -167,10 +167,10 @@ func testCloseConcurrently(s *suite, t *testing.T) {
 				for range 200 {
 					var wcs [8]verbs.WC
 					if _, err := e.cq.Poll(wcs[:]); allowed(err) != nil {
-						return fmt.Errorf("Poll: %w", err)
+						return fmt.Errorf("call of Poll: %w", err)
 					}
 					if err := allowed(e.cq.Arm()); err != nil {
-						return fmt.Errorf("Arm: %w", err)
+						return fmt.Errorf("call of Arm: %w", err)
 					}
 				}
 				return nil

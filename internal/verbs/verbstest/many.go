@@ -70,7 +70,7 @@ func testConnections(s *suite, t *testing.T) {
 			passive[c.qp.Num()] = c
 			mu.Unlock()
 			if err := id.Accept(&param); err != nil {
-				return fmt.Errorf("Accept: %w", err)
+				return fmt.Errorf("call of Accept: %w", err)
 			}
 		}
 		return nil
@@ -79,7 +79,7 @@ func testConnections(s *suite, t *testing.T) {
 		g.run(func() error {
 			id, err := s.Active.Resolve(ctx, s.resolveAttr(l.Addr().Port(), nil))
 			if err != nil {
-				return fmt.Errorf("Resolve: %w", err)
+				return fmt.Errorf("call of Resolve: %w", err)
 			}
 			c, err := create(id, a0)
 			if err != nil {
@@ -89,7 +89,7 @@ func testConnections(s *suite, t *testing.T) {
 			active[c.qp.Num()] = c
 			mu.Unlock()
 			if _, err := id.Connect(ctx, &param); err != nil {
-				return fmt.Errorf("Connect: %w", err)
+				return fmt.Errorf("call of Connect: %w", err)
 			}
 			return nil
 		})
@@ -150,7 +150,7 @@ func testChurn(s *suite, t *testing.T) {
 		err = f()
 		for _, c := range []interface{ Close() error }{qp, id, cq, pd} {
 			if cerr := c.Close(); err == nil && cerr != nil {
-				err = fmt.Errorf("Close of %T: %w", c, cerr)
+				err = fmt.Errorf("closing %T: %w", c, cerr)
 			}
 		}
 		return err
@@ -173,7 +173,7 @@ func testChurn(s *suite, t *testing.T) {
 				})
 				if err := use(id, func() error {
 					if err := id.Accept(&param); err != nil {
-						return fmt.Errorf("Accept: %w", err)
+						return fmt.Errorf("call of Accept: %w", err)
 					}
 					select {
 					case <-over:
@@ -191,7 +191,7 @@ func testChurn(s *suite, t *testing.T) {
 			for range each {
 				id, err := s.Active.Resolve(ctx, s.resolveAttr(l.Addr().Port(), nil))
 				if err != nil {
-					return fmt.Errorf("Resolve: %w", err)
+					return fmt.Errorf("call of Resolve: %w", err)
 				}
 				if err := use(id, func() error {
 					_, err := id.Connect(ctx, &param)
