@@ -191,7 +191,7 @@ const (
 
 func routeRequest(local, remote netip.Addr) []byte {
 	ne := binary.NativeEndian
-	b := make([]byte, nlHeader+rtHeader)
+	b := append(make([]byte, 0, 128), make([]byte, nlHeader+rtHeader)...)
 	b[nlHeader] = byte(familyOf(remote.Is6())) // rtm_family
 	b[nlHeader+1] = byte(remote.BitLen())      // rtm_dst_len
 	attr := func(typ uint16, a netip.Addr) {

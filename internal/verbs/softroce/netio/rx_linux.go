@@ -213,7 +213,7 @@ func (s *rxSock) message(st *rxState, i int, good *int) int {
 		return 1
 	}
 	var p Packet
-	segment := s.control(st.ctl[i][:min(uint64(h.Controllen), rxControl)], &p)
+	segment := s.control(st.ctl[i][:min(int(h.Controllen), rxControl)], &p)
 	p.Remote = s.addrs.remote(st.name[i][:min(h.Namelen, unix.SizeofSockaddrInet6)])
 	if segment <= 0 || segment > len(buf) {
 		segment = len(buf)

@@ -193,7 +193,7 @@ func holder(r io.Reader, port uint16) int {
 			continue
 		}
 		_, hex, ok := strings.Cut(f[1], ":")
-		if p, err := strconv.ParseUint(hex, 16, 16); !ok || err != nil || uint16(p) != port {
+		if p, err := strconv.ParseUint(hex, 16, 16); !ok || err != nil || p != uint64(port) {
 			continue
 		}
 		if n, err := strconv.Atoi(f[7]); err == nil {
