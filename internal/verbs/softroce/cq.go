@@ -1,7 +1,6 @@
 package softroce
 
 import (
-	"errors"
 	"fmt"
 	"net"
 	"sync"
@@ -10,7 +9,7 @@ import (
 	"github.com/go-rdma/rdma/internal/verbs"
 )
 
-var errOverrun = errors.New("softroce: completion queue overrun")
+var errOverrun = fmt.Errorf("softroce: completion queue overrun: %w", syscall.ENOSPC)
 
 const maxCQE = 1 << 20
 

@@ -481,6 +481,8 @@ func (r *rc) timeout(w *work) {
 		if r.timeouts%2 == 0 {
 			// Another way, in case this one leads to a process that does not listen.
 			r.path.SetFlow(uint32(r.q.dev.cfg.random64()))
+		} else if r.timeouts > 2 {
+			r.path.SetSingle(true)
 		}
 		r.goBack(w)
 		r.limited, r.limit = true, wire.PSNAdd(r.una, probePackets)

@@ -1,0 +1,551 @@
+package softroce
+
+import (
+	"slices"
+	"testing"
+	"testing/synctest"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-rdma/rdma/internal/verbs"
+	"github.com/go-rdma/rdma/internal/verbs/softroce/netio"
+	"github.com/go-rdma/rdma/internal/verbs/softroce/wire"
+)
+
+const rnr12 = wire.SyndromeRNR | defaultRNRTimer
+
+func TestSendIsDeliveredAndAcknowledged(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		p := newPeer(t, link{})
+		p.end.recv(verbs.RecvWR{ID: 7, SGL: p.end.sgl(100, 64)})
+		p.send(ask(packet(wire.RCSendOnly, peerPSN, []byte("hello"))))
+		require.Equal(t, []answer{{peerPSN, wire.SyndromeACK, 1}}, p.answers())
+		require.Equal(t, []verbs.WC{{ID: 7, Op: verbs.WCRecv, ByteLen: 5, QPN: p.end.q.Num()}}, p.end.completions())
+		require.Equal(t, "hello\x00", string(p.end.mem[100:106]))
+	})
+}
+
+func TestImmediateIsDelivered(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		p := newPeer(t, link{})
+		p.end.recv(verbs.RecvWR{ID: 1}, verbs.RecvWR{ID: 2, SGL: p.end.sgl(0, 8)})
+		h := packet(wire.RCSendOnlyImm, peerPSN, nil)
+		h.Imm = 0x01020304
+		p.send(h)
+		// The receive's buffer is not touched by a WRITE with immediate.
+		h = p.writeTo(packet(wire.RCWriteOnlyImm, peerPSN+1, []byte("abc")), 500, 3)
+		h.Imm = 9
+		p.send(ask(h))
+		qpn := p.end.q.Num()
+		require.Equal(t, []verbs.WC{
+			{ID: 1, Op: verbs.WCRecv, Flags: verbs.WCWithImm, Imm: 0x01020304, QPN: qpn},
+			{ID: 2, Op: verbs.WCRecvWithImm, Flags: verbs.WCWithImm, Imm: 9, ByteLen: 3, QPN: qpn},
+		}, p.end.completions())
+		require.Equal(t, []answer{{peerPSN + 1, wire.SyndromeACK, 2}}, p.answers())
+		require.Equal(t, make([]byte, 8), p.end.mem[:8])
+		require.Equal(t, "abc\x00", string(p.end.mem[500:504]))
+	})
+}
+
+func TestSendIsScatteredOverItsBuffers(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		p := newPeer(t, link{mtu: 256, attr: verbs.QPInitAttr{MaxRecvSGE: 4}})
+		data := pattern(1, 700)
+		p.end.recv(verbs.RecvWR{ID: 3, SGL: []verbs.SGE{p.end.sge(10, 255), {}, p.end.sge(1000, 2), p.end.sge(2000, 443)}})
+		p.send(packet(wire.RCSendFirst, peerPSN, data[:256]))
+		p.send(packet(wire.RCSendMiddle, peerPSN+1, data[256:512]))
+		require.Empty(t, p.end.completions())
+		require.Empty(t, p.take(), "nobody asked")
+		p.send(ask(packet(wire.RCSendLast, peerPSN+2, data[512:])))
+		require.Equal(t, []answer{{peerPSN + 2, wire.SyndromeACK, 1}}, p.answers())
+		wc := p.end.completions()
+		require.Len(t, wc, 1)
+		require.EqualValues(t, 700, wc[0].ByteLen)
+		got := slices.Concat(p.end.mem[10:265], p.end.mem[1000:1002], p.end.mem[2000:2443])
+		require.Equal(t, data, got)
+	})
+}
+
+func TestWriteLandsToTheByte(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		p := newPeer(t, link{mtu: 256})
+		data := pattern(2, 256+256+5)
+		const off = 4093
+		p.send(
+			p.writeTo(packet(wire.RCWriteFirst, peerPSN, data[:256]), off, len(data)),
+			packet(wire.RCWriteMiddle, peerPSN+1, data[256:512]),
+			ask(packet(wire.RCWriteLast, peerPSN+2, data[512:])),
+		)
+		require.Equal(t, []answer{{peerPSN + 2, wire.SyndromeACK, 1}}, p.answers())
+		want := make([]byte, nodeMem)
+		copy(want[off:], data)
+		require.Equal(t, want, p.end.mem)
+		require.Empty(t, p.end.completions(), "a WRITE is silent")
+	})
+}
+
+func TestOneAcknowledgementForABatch(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		p := newPeer(t, link{})
+		var hs []wire.Packet
+		for i := range 40 {
+			hs = append(hs, ask(p.writeTo(packet(wire.RCWriteOnly, peerPSN+uint32(i), []byte{byte(i)}), i, 1)))
+		}
+		p.send(hs...)
+		require.Equal(t, []answer{{peerPSN + 39, wire.SyndromeACK, 40}}, p.answers())
+	})
+}
+
+func TestZeroLengthNamesNoMemory(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		p := newPeer(t, link{})
+		p.end.recv(verbs.RecvWR{ID: 1}, verbs.RecvWR{ID: 2, SGL: p.end.sgl(0, 4)})
+		h := packet(wire.RCWriteOnly, peerPSN, nil)
+		h.RETH = wire.RETH{VA: ^uint64(0), RKey: 0xDEAD}
+		i := h
+		i.Opcode, i.PSN = wire.RCWriteOnlyImm, peerPSN+1
+		p.send(h, i, ask(packet(wire.RCSendOnly, peerPSN+2, nil)))
+		require.Equal(t, []answer{{peerPSN + 2, wire.SyndromeACK, 3}}, p.answers())
+		require.Equal(t, []outcome{{1, verbs.Success}, {2, verbs.Success}}, p.end.outcomes())
+	})
+}
+
+func TestPSNWrapsAtTheResponder(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		p := newPeer(t, link{psnA: endPSN, psnB: 0xFFFFFE})
+		for i := range uint32(4) {
+			p.send(ask(p.writeTo(packet(wire.RCWriteOnly, (0xFFFFFE+i)&psnMask, []byte{1}), int(i), 1)))
+		}
+		require.Equal(t, []answer{{0xFFFFFE, 31, 1}, {0xFFFFFF, 31, 2}, {0, 31, 3}, {1, 31, 4}}, p.answers())
+		p.send(p.writeTo(packet(wire.RCWriteOnly, 0xFFFFFF, []byte{9}), 1, 1)) // behind, across the wrap
+		require.Equal(t, []answer{{1, 31, 4}}, p.answers())
+		require.Equal(t, []byte{1, 1, 1, 1, 0}, p.end.mem[:5])
+	})
+}
+
+func TestGapDrawsOneNAK(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		p := newPeer(t, link{})
+		at := func(i uint32) wire.Packet {
+			return ask(p.writeTo(packet(wire.RCWriteOnly, peerPSN+i, []byte{byte(i)}), int(i), 1))
+		}
+		p.send(at(0))
+		p.send(at(2))
+		p.send(at(3), at(4))
+		require.Equal(t, []answer{{peerPSN, 31, 1}, {peerPSN + 1, wire.SyndromePSNSequence, 1}}, p.answers())
+		require.Equal(t, []byte{0, 0, 0, 0, 0}, p.end.mem[:5], "what came ahead is dropped")
+
+		p.send(at(1), at(2))
+		require.Equal(t, []answer{{peerPSN + 2, 31, 3}}, p.answers())
+		p.send(at(4))
+		require.Equal(t, []answer{{peerPSN + 3, wire.SyndromePSNSequence, 3}}, p.answers(), "the next gap is another")
+		require.Equal(t, []byte{0, 1, 2, 0, 0}, p.end.mem[:5])
+	})
+}
+
+func TestGapIsReportedAgainWhenTheRequesterStartsOver(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		p := newPeer(t, link{})
+		at := func(i uint32) wire.Packet {
+			return p.writeTo(packet(wire.RCWriteOnly, peerPSN+i, []byte{1}), int(i), 1)
+		}
+		nak := []answer{{peerPSN, wire.SyndromePSNSequence, 0}}
+		p.send(at(1), at(2), at(3))
+		require.Equal(t, nak, p.answers())
+		p.send(at(4))
+		require.Empty(t, p.answers())
+		p.send(at(1), at(2)) // the second round, and its first packet is lost too
+		require.Equal(t, nak, p.answers())
+	})
+}
+
+func TestReorderedBatchIsAnsweredByWhatIsMissing(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		p := newPeer(t, link{})
+		at := func(i uint32) wire.Packet {
+			return ask(p.writeTo(packet(wire.RCWriteOnly, peerPSN+i, []byte{1}), int(i), 1))
+		}
+		p.send(at(1), at(0), at(2))
+		require.Equal(t, []answer{{peerPSN + 1, wire.SyndromePSNSequence, 1}}, p.answers())
+		p.send(at(2), at(1), at(2))
+		require.Equal(t, []answer{{peerPSN + 2, 31, 3}}, p.answers(), "it came again in the same batch")
+	})
+}
+
+func TestDuplicatesAreAcknowledgedNotExecuted(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		p := newPeer(t, link{})
+		p.end.recv(verbs.RecvWR{ID: 1, SGL: p.end.sgl(0, 4)}, verbs.RecvWR{ID: 2, SGL: p.end.sgl(4, 4)})
+		send := packet(wire.RCSendOnly, peerPSN, []byte("one"))
+		write := p.writeTo(packet(wire.RCWriteOnly, peerPSN+1, []byte("two")), 8, 3)
+		p.send(send, ask(write))
+		p.answers()
+		copy(p.end.mem[8:], "own")
+		p.send(send)
+		p.send(write, send)
+		want := answer{peerPSN + 1, wire.SyndromeACK, 2}
+		require.Equal(t, []answer{want, want}, p.answers())
+		require.Equal(t, []outcome{{1, verbs.Success}}, p.end.outcomes())
+		require.Equal(t, "own", string(p.end.mem[8:11]))
+	})
+}
+
+func TestReceiverNotReady(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		p := newPeer(t, link{mtu: 256})
+		p.send(ask(p.writeTo(packet(wire.RCWriteOnly, peerPSN, []byte{1}), 0, 1)))
+		require.Equal(t, []answer{{peerPSN, 31, 1}}, p.answers())
+
+		// What follows in flight draws nothing more.
+		send := packet(wire.RCSendOnly, peerPSN+1, []byte("x"))
+		p.send(send, packet(wire.RCSendOnly, peerPSN+2, []byte("y")))
+		p.send(packet(wire.RCSendOnly, peerPSN+3, []byte("z")))
+		require.Equal(t, []answer{{peerPSN + 1, rnr12, 1}}, p.answers())
+		p.send(send)
+		require.Equal(t, []answer{{peerPSN + 1, rnr12, 1}}, p.answers(), "as often as it is sent")
+
+		p.end.recv(verbs.RecvWR{ID: 1, SGL: p.end.sgl(8, 8)})
+		p.send(ask(send))
+		require.Equal(t, []answer{{peerPSN + 1, 31, 2}}, p.answers())
+		require.Equal(t, []outcome{{1, verbs.Success}}, p.end.outcomes())
+	})
+}
+
+func TestWriteWithImmediateNeedsAReceiveAtItsEnd(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		p := newPeer(t, link{mtu: 256, attr: verbs.QPInitAttr{MinRNRTimer: 3}})
+		data := pattern(3, 300)
+		p.send(ask(p.writeTo(packet(wire.RCWriteFirst, peerPSN, data[:256]), 0, 300)))
+		require.Equal(t, []answer{{peerPSN, 31, 0}}, p.answers())
+		last := packet(wire.RCWriteLastImm, peerPSN+1, data[256:])
+		last.Imm = 77
+		p.send(last)
+		require.Equal(t, []answer{{peerPSN + 1, wire.SyndromeRNR | 3, 0}}, p.answers())
+		require.Equal(t, make([]byte, 44), p.end.mem[256:300], "nothing of the refused packet is executed")
+		p.end.recv(verbs.RecvWR{ID: 4})
+		p.send(ask(last))
+		require.Equal(t, []answer{{peerPSN + 1, 31, 1}}, p.answers())
+		require.Equal(t, data, p.end.mem[:300])
+		wc := p.end.completions()
+		require.Len(t, wc, 1)
+		require.EqualValues(t, 300, wc[0].ByteLen)
+		require.EqualValues(t, 77, wc[0].Imm)
+	})
+}
+
+// refusal is a request that must end the connection.
+type refusal struct {
+	name     string
+	packets  func(p *peer) []wire.Packet
+	syndrome uint8
+	msn      uint32
+	at       uint32       // PSN of the NAK
+	recv     verbs.Status // outcome of the first receive; 0: it is flushed like the others
+}
+
+func runRefusals(t *testing.T, refusals []refusal) {
+	for _, c := range refusals {
+		t.Run(c.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				p := newPeer(t, link{mtu: 256})
+				p.end.recv(verbs.RecvWR{ID: 1, SGL: p.end.sgl(0, 300)}, verbs.RecvWR{ID: 2, SGL: p.end.sgl(0, 300)})
+				p.end.send(verbs.SendWR{ID: 3, Op: verbs.OpSend}, verbs.SendWR{ID: 4, Op: verbs.OpSend})
+				p.take()
+				p.send(c.packets(p)...)
+				require.Equal(t, []answer{{peerPSN + c.at, c.syndrome, c.msn}}, p.answers())
+				want := []outcome{{3, verbs.WRFlushErr}, {4, verbs.WRFlushErr}, {1, verbs.WRFlushErr}, {2, verbs.WRFlushErr}}
+				if c.recv != 0 {
+					want = []outcome{{1, c.recv}, {3, verbs.WRFlushErr}, {4, verbs.WRFlushErr}, {2, verbs.WRFlushErr}}
+				}
+				require.Equal(t, want, p.end.outcomes())
+
+				// The dead queue pair neither answers nor executes.
+				p.send(ask(p.writeTo(packet(wire.RCWriteOnly, peerPSN+c.at, []byte{1}), 9000, 1)))
+				require.Empty(t, p.take())
+				require.Zero(t, p.end.mem[9000])
+				p.end.send(verbs.SendWR{ID: 5, Op: verbs.OpSend})
+				p.end.recv(verbs.RecvWR{ID: 6})
+				require.Equal(t, []outcome{{5, verbs.WRFlushErr}, {6, verbs.WRFlushErr}}, p.end.outcomes())
+			})
+		})
+	}
+}
+
+func TestInvalidRequestsEndTheConnection(t *testing.T) {
+	full := make([]byte, 256)
+	one := func(op wire.Opcode, n int) func(*peer) []wire.Packet {
+		return func(p *peer) []wire.Packet {
+			return []wire.Packet{p.writeTo(packet(op, peerPSN, make([]byte, n)), 0, n)}
+		}
+	}
+	after := func(first, second wire.Opcode, n int) func(*peer) []wire.Packet {
+		return func(p *peer) []wire.Packet {
+			return []wire.Packet{
+				p.writeTo(packet(first, peerPSN, full), 0, 300),
+				p.writeTo(packet(second, peerPSN+1, make([]byte, n)), 0, n),
+			}
+		}
+	}
+	write := func(op wire.Opcode, n, length int) func(*peer) []wire.Packet {
+		return func(p *peer) []wire.Packet {
+			return []wire.Packet{p.writeTo(packet(op, peerPSN, make([]byte, n)), 0, length)}
+		}
+	}
+	inv := wire.SyndromeInvalidReq
+	runRefusals(t, []refusal{
+		{"send middle first", one(wire.RCSendMiddle, 256), inv, 0, 0, 0},
+		{"send last first", one(wire.RCSendLast, 4), inv, 0, 0, 0},
+		{"send last imm first", one(wire.RCSendLastImm, 4), inv, 0, 0, 0},
+		{"write middle first", one(wire.RCWriteMiddle, 256), inv, 0, 0, 0},
+		{"write last first", one(wire.RCWriteLast, 4), inv, 0, 0, 0},
+		{"send first twice", after(wire.RCSendFirst, wire.RCSendFirst, 256), inv, 0, 1, 0},
+		{"send only in a send", after(wire.RCSendFirst, wire.RCSendOnly, 4), inv, 0, 1, 0},
+		{"write only in a send", after(wire.RCSendFirst, wire.RCWriteOnly, 4), inv, 0, 1, 0},
+		{"write last in a send", after(wire.RCSendFirst, wire.RCWriteLast, 44), inv, 0, 1, 0},
+		{"send last in a write", after(wire.RCWriteFirst, wire.RCSendLast, 44), inv, 0, 1, 0},
+		{"send middle in a write", after(wire.RCWriteFirst, wire.RCSendMiddle, 256), inv, 0, 1, 0},
+		{"write first twice", after(wire.RCWriteFirst, wire.RCWriteFirst, 256), inv, 0, 1, 0},
+
+		{"send first short", one(wire.RCSendFirst, 255), inv, 0, 0, 0},
+		{"send first empty", one(wire.RCSendFirst, 0), inv, 0, 0, 0},
+		{"send only beyond the MTU", one(wire.RCSendOnly, 257), inv, 0, 0, 0},
+		{"send middle long", after(wire.RCSendFirst, wire.RCSendMiddle, 260), inv, 0, 1, 0},
+		{"send last empty", after(wire.RCSendFirst, wire.RCSendLast, 0), inv, 0, 1, 0},
+		{"write last empty", after(wire.RCWriteFirst, wire.RCWriteLast, 0), inv, 0, 1, 0},
+		{"write last short", after(wire.RCWriteFirst, wire.RCWriteLast, 43), inv, 0, 1, 0},
+		{"write last long", after(wire.RCWriteFirst, wire.RCWriteLast, 45), inv, 0, 1, 0},
+		{"write middle where last is due", after(wire.RCWriteFirst, wire.RCWriteMiddle, 256), inv, 0, 1, 0},
+		{"write only shorter than it says", write(wire.RCWriteOnly, 7, 8), inv, 0, 0, 0},
+		{"write only longer than it says", write(wire.RCWriteOnly, 9, 8), inv, 0, 0, 0},
+		{"write only of nothing that says more", write(wire.RCWriteOnly, 0, 8), inv, 0, 0, 0},
+		{"write first of one packet", write(wire.RCWriteFirst, 256, 256), inv, 0, 0, 0},
+		{"write of two gigabytes", write(wire.RCWriteFirst, 256, 1<<31-1), inv, 0, 0, 0},
+
+		{"read", one(wire.RCReadRequest, 0), inv, 0, 0, 0},
+		{"compare and swap", one(wire.RCCompareSwap, 0), inv, 0, 0, 0},
+		{"fetch and add", one(wire.RCFetchAdd, 0), inv, 0, 0, 0},
+		{"flush", one(wire.RCFlush, 0), inv, 0, 0, 0},
+		{"atomic write", one(wire.RCAtomicWrite, 8), inv, 0, 0, 0},
+		{"send with invalidate", one(wire.RCSendOnlyInv, 8), inv, 0, 0, 0},
+		{"send last with invalidate", after(wire.RCSendFirst, wire.RCSendLastInv, 8), inv, 0, 1, 0},
+
+		{"send longer than its receive", func(p *peer) []wire.Packet {
+			return []wire.Packet{packet(wire.RCSendFirst, peerPSN, full), packet(wire.RCSendLast, peerPSN+1, full[:45])}
+		}, inv, 0, 1, verbs.LocLenErr},
+		{"after good ones in the batch", func(p *peer) []wire.Packet {
+			return []wire.Packet{
+				ask(p.writeTo(packet(wire.RCWriteOnly, peerPSN, []byte{1}), 0, 1)),
+				packet(wire.RCSendMiddle, peerPSN+1, full),
+				p.writeTo(packet(wire.RCWriteOnly, peerPSN+2, []byte{1}), 9000, 1),
+			}
+		}, inv, 1, 1, 0},
+		{"pad in a first", func(p *peer) []wire.Packet {
+			h := packet(wire.RCSendFirst, peerPSN, full[:253]) // and 3 bytes of pad
+			return []wire.Packet{h}
+		}, inv, 0, 0, 0},
+	})
+}
+
+func TestRemoteAccessErrorsEndTheConnection(t *testing.T) {
+	reth := func(op wire.Opcode, n int, f func(p *peer, r *wire.RETH)) func(*peer) []wire.Packet {
+		return func(p *peer) []wire.Packet {
+			h := p.writeTo(packet(op, peerPSN, make([]byte, min(n, 256))), 0, n)
+			f(p, &h.RETH)
+			return []wire.Packet{h}
+		}
+	}
+	acc := wire.SyndromeRemoteAccess
+	runRefusals(t, []refusal{
+		{"unknown key", reth(wire.RCWriteOnly, 1, func(p *peer, r *wire.RETH) { r.RKey ^= 1 }), acc, 0, 0, 0},
+		{"key 0", reth(wire.RCWriteOnly, 1, func(p *peer, r *wire.RETH) { r.RKey = 0 }), acc, 0, 0, 0},
+		{"one byte before", reth(wire.RCWriteOnly, 1, func(p *peer, r *wire.RETH) { r.VA-- }), acc, 0, 0, 0},
+		{"one byte behind", reth(wire.RCWriteOnly, 1, func(p *peer, r *wire.RETH) { r.VA += nodeMem }), acc, 0, 0, 0},
+		{"last byte outside", reth(wire.RCWriteOnly, 2, func(p *peer, r *wire.RETH) { r.VA += nodeMem - 1 }), acc, 0, 0, 0},
+		{"message ends outside", reth(wire.RCWriteFirst, 1000, func(p *peer, r *wire.RETH) { r.VA += nodeMem - 999 }), acc, 0, 0, 0},
+		{"address 0", reth(wire.RCWriteOnly, 1, func(p *peer, r *wire.RETH) { r.VA = 0 }), acc, 0, 0, 0},
+		{"wraps around", reth(wire.RCWriteOnly, 256, func(p *peer, r *wire.RETH) { r.VA = ^uint64(0) - 100 }), acc, 0, 0, 0},
+		{"longer than the region", reth(wire.RCWriteFirst, nodeMem+1, func(p *peer, r *wire.RETH) {}), acc, 0, 0, 0},
+		{"no remote write right", reth(wire.RCWriteOnly, 1, func(p *peer, r *wire.RETH) {
+			m := p.end.reg(p.end.mem[:4096], verbs.LocalWrite|verbs.RemoteRead)
+			p.t.Cleanup(func() { _ = m.Close() })
+			r.VA, r.RKey = m.Addr(), m.RKey()
+		}), acc, 0, 0, 0},
+		{"another domain", reth(wire.RCWriteOnly, 1, func(p *peer, r *wire.RETH) {
+			d, err := p.end.dev.AllocPD()
+			require.NoError(p.t, err)
+			m, err := d.RegMR(p.end.mem[:4096], verbs.LocalWrite|verbs.RemoteWrite)
+			require.NoError(p.t, err)
+			p.t.Cleanup(func() { _, _ = m.Close(), d.Close() })
+			r.VA, r.RKey = m.Addr(), m.RKey()
+		}), acc, 0, 0, 0},
+		{"closed region", reth(wire.RCWriteOnly, 1, func(p *peer, r *wire.RETH) {
+			m := p.end.reg(p.end.mem[:4096], verbs.LocalWrite|verbs.RemoteWrite)
+			r.VA, r.RKey = m.Addr(), m.RKey()
+			require.NoError(p.t, m.Close())
+		}), acc, 0, 0, 0},
+		{"with immediate, which consumes no receive",
+			reth(wire.RCWriteOnlyImm, 1, func(p *peer, r *wire.RETH) { r.RKey ^= 1 }), acc, 0, 0, 0},
+	})
+}
+
+func TestRegionEdgesCanBeWritten(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		p := newPeer(t, link{mtu: 256})
+		m := p.end.reg(p.end.mem[1000:1300], verbs.LocalWrite|verbs.RemoteWrite)
+		defer m.Close()
+		at := func(psn uint32, off, n int) wire.Packet {
+			h := packet(wire.RCWriteOnly, psn, pattern(9, n))
+			h.RETH = wire.RETH{VA: m.Addr() + uint64(off), RKey: m.RKey(), Length: uint32(n)}
+			return h
+		}
+		p.send(at(peerPSN, 0, 1), at(peerPSN+1, 299, 1), at(peerPSN+2, 44, 256), ask(at(peerPSN+3, 300, 0)))
+		require.Equal(t, []answer{{peerPSN + 3, 31, 4}}, p.answers())
+		require.Zero(t, p.end.mem[999])
+		require.Zero(t, p.end.mem[1300])
+		require.Equal(t, pattern(9, 256), p.end.mem[1044:1300])
+	})
+}
+
+func TestStaleKeyIsRefusedWithinAMessage(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		p := newPeer(t, link{mtu: 256})
+		m := p.end.reg(p.end.mem[:1024], verbs.LocalWrite|verbs.RemoteWrite)
+		h := packet(wire.RCWriteFirst, peerPSN, make([]byte, 256))
+		h.RETH = wire.RETH{VA: m.Addr(), RKey: m.RKey(), Length: 600}
+		p.send(h)
+		require.NoError(t, m.Close())
+		p.send(packet(wire.RCWriteMiddle, peerPSN+1, pattern(1, 256)))
+		require.Equal(t, []answer{{peerPSN + 1, wire.SyndromeRemoteAccess, 0}}, p.answers())
+		require.Equal(t, make([]byte, 1024), p.end.mem[:1024])
+	})
+}
+
+func TestReceiveIntoForbiddenMemoryFails(t *testing.T) {
+	for name, sge := range map[string]func(n *node) verbs.SGE{
+		"unknown key":     func(n *node) verbs.SGE { s := n.sge(0, 8); s.LKey ^= 1; return s },
+		"out of range":    func(n *node) verbs.SGE { return n.sge(nodeMem-7, 8) },
+		"before":          func(n *node) verbs.SGE { return n.sge(-1, 8) },
+		"closed since":    func(n *node) verbs.SGE { return verbs.SGE{} },
+		"no local writes": func(n *node) verbs.SGE { return verbs.SGE{} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				p := newPeer(t, link{})
+				s := sge(p.end.node)
+				if s == (verbs.SGE{}) {
+					access := verbs.LocalWrite
+					if name == "no local writes" {
+						access = verbs.RemoteRead
+					}
+					m := p.end.reg(p.end.mem[:4096], access)
+					s = verbs.SGE{Addr: m.Addr(), Length: 8, LKey: m.LKey()}
+					defer m.Close()
+					p.end.recv(verbs.RecvWR{ID: 1, SGL: []verbs.SGE{s}})
+					if name == "closed since" {
+						require.NoError(t, m.Close())
+					}
+				} else {
+					p.end.recv(verbs.RecvWR{ID: 1, SGL: []verbs.SGE{s}})
+				}
+				p.end.recv(verbs.RecvWR{ID: 2})
+				p.send(packet(wire.RCSendOnly, peerPSN, []byte("abc")))
+				require.Equal(t, []answer{{peerPSN, wire.SyndromeRemoteOp, 0}}, p.answers())
+				require.Equal(t, []outcome{{1, verbs.LocProtErr}, {2, verbs.WRFlushErr}}, p.end.outcomes())
+			})
+		})
+	}
+}
+
+func TestPacketsOfOthersAreDropped(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		p := newPeer(t, link{})
+		good := ask(p.writeTo(packet(wire.RCWriteOnly, peerPSN, []byte{1}), 0, 1))
+		with := func(f func(h *wire.Packet)) wire.Packet { h := good; f(&h); return h }
+		s := &p.end.dev.stats
+		raw := func(b []byte) {
+			p.end.dev.HandlePackets([]netio.Packet{{Local: addrA, Remote: netipPort(addrB), Data: b}})
+		}
+		for _, c := range []struct {
+			name  string
+			count func() uint64
+			send  func()
+		}{
+			{"P_Key", s.wrongPKey.Load, func() { p.send(with(func(h *wire.Packet) { h.PKey = 0x8001 })) }},
+			{"unknown queue pair", s.unknownQP.Load, func() { p.send(with(func(h *wire.Packet) { h.DestQP = p.end.q.num ^ 1 })) }},
+			{"another slot", s.unknownQP.Load, func() { p.send(with(func(h *wire.Packet) { h.DestQP = p.end.q.num ^ 1<<16 })) }},
+			{"queue pair 0", s.unknownQP.Load, func() { raw(slices.Concat([]byte{4, 0, 255, 255, 0, 0, 0, 0}, make([]byte, 4))) }},
+			{"multicast", s.unknownQP.Load, func() { p.send(with(func(h *wire.Packet) { h.DestQP = wire.QPNMulticast })) }},
+			{"UD", s.wrongType.Load, func() { p.send(packet(wire.UDSendOnly, peerPSN, nil)) }},
+			{"CNP", s.wrongType.Load, func() { p.send(packet(wire.CNP, 0, make([]byte, 16))) }},
+			{"another source", s.wrongAddr.Load, func() {
+				path := p.path
+				p.path = &netio.Path{Local: addrB.Next(), Remote: addrA}
+				p.send(good)
+				p.path = path
+			}},
+			{"another destination", s.wrongAddr.Load, func() {
+				path := p.path
+				p.path = &netio.Path{Local: addrB6, Remote: addrA6}
+				p.send(good)
+				p.path = path
+			}},
+			{"unknown opcode", s.malformed.Load, func() { raw(rawPacket(0x15, p.end.q.num, 0)) }},
+			{"UC", s.malformed.Load, func() { raw(rawPacket(0x2A, p.end.q.num, 16)) }},
+			{"opcode ff", s.malformed.Load, func() { raw(rawPacket(0xFF, p.end.q.num, 32)) }},
+			{"transport version", s.malformed.Load, func() { b := rawPacket(4, p.end.q.num, 0); b[1] = 1; raw(b) }},
+			{"runt", s.malformed.Load, func() { raw([]byte{4, 0, 255, 255}) }},
+			{"no RETH", s.malformed.Load, func() { raw(rawPacket(0x0A, p.end.q.num, 12)) }},
+			{"read response", s.staleAcks.Load, func() { p.send(response(endPSN, 31), packet(wire.RCReadResponseOnly, endPSN, nil)) }},
+		} {
+			before := c.count()
+			c.send()
+			require.Greater(t, c.count(), before, c.name)
+			require.Empty(t, p.take(), c.name)
+		}
+		require.Zero(t, p.end.mem[0])
+		// A limited member of the partition is as good.
+		p.send(with(func(h *wire.Packet) { h.PKey = 0x7FFF }))
+		require.Equal(t, []answer{{peerPSN, 31, 1}}, p.answers())
+	})
+}
+
+func rawPacket(op byte, qpn uint32, n int) []byte {
+	b := []byte{op, 0, 0xFF, 0xFF, 0, byte(qpn >> 16), byte(qpn >> 8), byte(qpn), 0, 0, peerPSN >> 8, peerPSN & 255}
+	return append(b, make([]byte, n)...)
+}
+
+func TestUnconnectedQueuePairHearsNothing(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		p := newPeer(t, link{})
+		e := p.end.newEnd(verbs.QPInitAttr{}, 8, nil)
+		e.recv(verbs.RecvWR{ID: 1})
+		h := ask(packet(wire.RCSendOnly, 0, nil))
+		h.DestQP = e.q.num
+		p.send(h)
+		require.Empty(t, p.take())
+		require.EqualValues(t, 1, e.dev.stats.wrongState.Load())
+		require.NoError(t, e.q.ToError())
+		require.Equal(t, []outcome{{1, verbs.WRFlushErr}}, e.outcomes())
+	})
+}
+
+func TestFirstPacketOfThePeerIsReportedOnce(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		est := make(chan bool, 10)
+		var p *peer
+		p = newPeer(t, link{commEstA: func() {
+			p.end.q.Num()
+			_ = p.end.q.Cap() // takes the lock
+			est <- true
+		}})
+		h := packet(wire.RCSendOnly, peerPSN, nil)
+		h.PKey = 1
+		p.send(h)
+		require.Empty(t, est, "not the peer's")
+		p.send(ask(packet(wire.RCSendOnly, peerPSN, nil)))
+		require.Len(t, est, 1, "even though it meets no receive")
+		p.send(ask(packet(wire.RCSendOnly, peerPSN, nil)))
+		synctest.Wait()
+		require.Len(t, est, 1)
+	})
+}
