@@ -94,15 +94,16 @@ func (n *node) newEnd(attr verbs.QPInitAttr, depth int, notify func()) *end {
 
 // link says how two ends are connected.
 type link struct {
-	mtu                  verbs.MTU
-	psnA, psnB           uint32
-	timeout, retry, rnr  uint8
-	attr                 verbs.QPInitAttr
-	depth                int
-	notifyA, notifyB     func()
-	commEstA, commEstB   func()
-	portA, portB, family int
+	mtu                 verbs.MTU
+	psnA, psnB          uint32
+	timeout, retry, rnr uint8
+	attr                verbs.QPInitAttr
+	depth               int
+	notifyA, notifyB    func()
+	commEstA, commEstB  func()
 }
+
+const none = 255 // no retries
 
 func (l *link) defaults() {
 	if l.mtu == 0 {
@@ -111,8 +112,11 @@ func (l *link) defaults() {
 	if l.timeout == 0 {
 		l.timeout = 19
 	}
-	if l.retry == 0 {
+	switch l.retry {
+	case 0:
 		l.retry = 7
+	case none:
+		l.retry = 0
 	}
 	if l.rnr == 0 {
 		l.rnr = 7
