@@ -15,6 +15,7 @@ import (
 const (
 	gsoSegments = 64    // UDP_MAX_SEGMENTS of Linux before 6.9
 	gsoBytes    = 65000 // of one send, below what an IPv4 datagram holds
+	gsoVectors  = 1024  // UIO_MAXIOV
 	udpHeader   = 8
 
 	// fullWait is the time a Send waits for room in the socket, in milliseconds, and
@@ -267,7 +268,8 @@ func (u *UDP) build(s txSock, b *TxBatch, st *txState, idx []uint8, from int) in
 			for j := i + 1; j < len(idx) && g.n < gsoSegments; j++ {
 				q := &b.pkts[idx[j]]
 				l := q.length()
-				if l > length || total+l > gsoBytes || !sameWay(pk.path, q.path) || q.path.single.Load() {
+				if l > length || total+l > gsoBytes || len(st.iovs)-g.iov+q.nfrag+2 > gsoVectors ||
+					!sameWay(pk.path, q.path) || q.path.single.Load() {
 					break
 				}
 				seal(s, b, st, idx[j], uint16(g.n))

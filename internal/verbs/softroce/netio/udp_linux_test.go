@@ -361,6 +361,25 @@ func TestGSORefused(t *testing.T) {
 	t.Log("no interface with a small MTU")
 }
 
+// TestManyFragments has more of them in a batch than one send takes.
+func TestManyFragments(t *testing.T) {
+	p := newPair(t, nil)
+	path := &Path{Local: addr("127.0.0.1"), Remote: addr("127.0.0.1")}
+	b := NewTxBatch()
+	data := pattern(256)
+	for i := range uint32(MaxBatch) {
+		put(b, path, i, nil)
+		for j := range data {
+			b.Payload(data[j : j+1])
+		}
+	}
+	require.NoError(t, p.a.Send(b))
+	for i, pk := range p.sb.take(t, MaxBatch) {
+		check(t, &pk, uint32(i), data)
+	}
+	require.False(t, path.enc.Load().noGSO.Load())
+}
+
 func TestPoll(t *testing.T) {
 	p := newPair(t, nil)
 	b := NewTxBatch()
