@@ -1,0 +1,304 @@
+package rc
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-rdma/rdma/internal/verbs"
+)
+
+// Handler is told what happens on a connection: serially, in order, and on any
+// goroutine. Its methods must not block and not close the connection.
+type Handler interface {
+	// HandleCompletions takes completions; wcs is valid until it returns.
+	HandleCompletions(wcs []verbs.WC)
+
+	// HandleEvent takes an event of the connection, after every completion that
+	// was in the queue when the event came.
+	HandleEvent(ev verbs.Event)
+
+	// HandleFailure says that no completion will come any more.
+	HandleFailure(err error)
+}
+
+// Config says what a connection shall be able to do.
+type Config struct {
+	Handler        Handler
+	SendWR, RecvWR int // queue depths
+	Inline         int
+	MinRNRTimer    uint8
+	BusyPoll       time.Duration
+}
+
+// Conn is one end of a reliable connection.
+type Conn struct {
+	dev *Device
+	id  verbs.CMID
+	cq  verbs.CQ
+	qp  verbs.QP
+	h   Handler
+
+	sendWR, recvWR int
+	inline         int
+
+	role    atomic.Uint32
+	armed   atomic.Bool // a Notify is to come
+	started atomic.Bool
+
+	evMu   sync.Mutex
+	events []verbs.Event
+
+	busy                  atomic.Int64
+	spins, parks, wakeups atomic.Uint64
+}
+
+// States of the role of poller.
+const (
+	roleIdle    = iota // nobody polls, the queue is armed
+	rolePolling        // somebody does
+	roleAgain          // and shall look once more before going
+	roleClosed         // nobody may any more
+)
+
+// New makes the queues of a connection on an identifier, which from then on is
+// the connection's. On failure it stays the caller's.
+func New(id verbs.CMID, cfg *Config) (*Conn, error) {
+	dev, err := OpenDevice(id)
+	if err != nil {
+		return nil, err
+	}
+	c := &Conn{dev: dev, id: id, h: cfg.Handler, sendWR: cfg.SendWR, recvWR: cfg.RecvWR}
+	c.busy.Store(int64(cfg.BusyPoll))
+	refreshProcs()
+	info := dev.dev.Info()
+	if m := info.MaxQPWR; m > 0 {
+		c.sendWR, c.recvWR = min(c.sendWR, m), min(c.recvWR, m)
+	}
+	// Until Start nobody may poll.
+	c.role.Store(rolePolling)
+	if c.cq, err = dev.dev.CreateCQ(&verbs.CQAttr{Depth: c.sendWR + c.recvWR, Notify: c.notify}); err != nil {
+		_ = dev.Release() // the first error says more
+		return nil, fmt.Errorf("rc: completion queue: %w", err)
+	}
+	c.qp, err = id.CreateQP(dev.pd, &verbs.QPInitAttr{
+		Type: verbs.RC, SendCQ: c.cq, RecvCQ: c.cq,
+		MaxSendWR: c.sendWR, MaxRecvWR: c.recvWR, MaxSendSGE: 1, MaxRecvSGE: 1,
+		MaxInline: cfg.Inline, MinRNRTimer: cfg.MinRNRTimer,
+	})
+	if err != nil {
+		_, _ = c.cq.Close(), dev.Release()
+		return nil, fmt.Errorf("rc: queue pair: %w", err)
+	}
+	limits := c.qp.Cap()
+	c.sendWR, c.recvWR = min(c.sendWR, limits.MaxSendWR), min(c.recvWR, limits.MaxRecvWR)
+	c.inline = limits.MaxInline
+	id.SetHandler(c.event)
+	return c, nil
+}
+
+// Device is the device the connection runs on. It stays open until Release.
+func (c *Conn) Device() *Device { return c.dev }
+
+// ID is the connection's identifier.
+func (c *Conn) ID() verbs.CMID { return c.id }
+
+// QP is the queue pair. What is posted to it directly is the caller's to count.
+func (c *Conn) QP() verbs.QP { return c.qp }
+
+// SendWR, RecvWR and Inline tell the limits that the provider granted.
+func (c *Conn) SendWR() int { return c.sendWR }
+func (c *Conn) RecvWR() int { return c.recvWR }
+func (c *Conn) Inline() int { return c.inline }
+
+// Connect connects the active side. Completions and events wait for Start.
+func (c *Conn) Connect(ctx context.Context, p *verbs.ConnParam) (*verbs.ConnParam, error) {
+	return c.id.Connect(ctx, p)
+}
+
+// Accept answers the request of the passive side.
+func (c *Conn) Accept(p *verbs.ConnParam) error { return c.id.Accept(p) }
+
+// Start lets completions and events reach the handler.
+func (c *Conn) Start() {
+	if c.started.Swap(true) {
+		return
+	}
+	b := getBatch()
+	c.drain(b)
+	c.leave(b)
+	putBatch(b)
+}
+
+// SetBusyPoll says how long a wait spins before it parks: 0 adaptive, negative
+// never, positive that long.
+func (c *Conn) SetBusyPoll(d time.Duration) { c.busy.Store(int64(d)) }
+
+// Counts returns how often waits spun, parked and were woken.
+func (c *Conn) Counts() (spins, parks, wakeups uint64) {
+	return c.spins.Load(), c.parks.Load(), c.wakeups.Load()
+}
+
+// Progress handles what is there, unless another goroutine is about it.
+func (c *Conn) Progress() {
+	if c.enter() {
+		b := getBatch()
+		c.drain(b)
+		c.leave(b)
+		putBatch(b)
+	}
+}
+
+// notify is the completion queue's call, once for each Arm.
+func (c *Conn) notify() {
+	c.armed.Store(false)
+	c.Progress()
+}
+
+// event is the identifier's handler.
+func (c *Conn) event(ev verbs.Event) {
+	c.evMu.Lock()
+	c.events = append(c.events, ev)
+	c.evMu.Unlock()
+	c.Progress()
+}
+
+func (c *Conn) takeEvent() (ev verbs.Event, ok bool) {
+	c.evMu.Lock()
+	defer c.evMu.Unlock()
+	if len(c.events) == 0 {
+		return ev, false
+	}
+	ev = c.events[0]
+	c.events = c.events[1:]
+	if len(c.events) == 0 {
+		c.events = nil
+	}
+	return ev, true
+}
+
+// enter takes the role of poller, or leaves a mark for who has it.
+func (c *Conn) enter() bool {
+	for {
+		switch c.role.Load() {
+		case roleIdle:
+			if c.role.CompareAndSwap(roleIdle, rolePolling) {
+				return true
+			}
+		case rolePolling:
+			if c.role.CompareAndSwap(rolePolling, roleAgain) {
+				return false
+			}
+		default:
+			return false
+		}
+	}
+}
+
+// leave gives the role up. Armed first and polled afterwards, the queue calls for
+// what comes from now on.
+func (c *Conn) leave(b *batch) {
+	for {
+		if !c.armed.Load() {
+			c.armed.Store(true)
+			if err := c.cq.Arm(); err != nil {
+				c.h.HandleFailure(err)
+			}
+			c.drain(b)
+		}
+		if c.role.CompareAndSwap(rolePolling, roleIdle) {
+			return
+		}
+		c.role.Store(rolePolling)
+		c.drain(b)
+	}
+}
+
+// drain handles completions and events until there are none.
+func (c *Conn) drain(b *batch) {
+	for {
+		// An event is taken first and handled last: what completed before it comes before it.
+		ev, ok := c.takeEvent()
+		for {
+			n, err := c.cq.Poll(b.wc[:])
+			if n > 0 {
+				c.h.HandleCompletions(b.wc[:n])
+			}
+			if err != nil {
+				c.h.HandleFailure(err)
+				break
+			}
+			if n == 0 {
+				break
+			}
+		}
+		if !ok {
+			return
+		}
+		c.h.HandleEvent(ev)
+	}
+}
+
+// batch is a poller's buffer of completions.
+type batch struct{ wc [32]verbs.WC }
+
+var batches = sync.Pool{New: func() any { return new(batch) }}
+
+func getBatch() *batch  { return batches.Get().(*batch) }
+func putBatch(b *batch) { batches.Put(b) }
+
+// receives are work requests without buffers, which only immediates consume.
+var receives [64]verbs.RecvWR
+
+// RecvBit is set in the ID of every receive that PostReceives posted.
+const RecvBit = 1 << 63
+
+func init() {
+	for i := range receives {
+		receives[i].ID = RecvBit
+	}
+}
+
+// PostReceives posts n receives without buffers and returns how many were taken.
+func (c *Conn) PostReceives(n int) (int, error) {
+	for done := 0; done < n; {
+		k, err := c.qp.PostRecv(receives[:min(n-done, len(receives))])
+		done += k
+		if err != nil || k == 0 {
+			return done, err
+		}
+	}
+	return n, nil
+}
+
+// ToError stops all transfer; every outstanding request completes as flushed.
+func (c *Conn) ToError() error { return c.qp.ToError() }
+
+// Close disconnects if need be, and destroys the queue pair, the completion queue
+// and the identifier. Once it returns the handler does not run and no memory is touched
+// any more. It must not be called from a handler, nor twice.
+func (c *Conn) Close() error {
+	// An error of Disconnect means that there is nothing to disconnect.
+	_, _ = c.qp.ToError(), c.id.Disconnect()
+	if c.started.Swap(true) {
+		for !c.role.CompareAndSwap(roleIdle, roleClosed) {
+			runtime.Gosched() // a poller is at work, for microseconds
+		}
+	} else {
+		c.role.Store(roleClosed)
+	}
+	err := c.qp.Close()
+	if e := c.cq.Close(); err == nil {
+		err = e
+	}
+	if e := c.id.Close(); err == nil {
+		err = e
+	}
+	return err
+}
+
+// Release gives the device up, after the memory that came from it.
+func (c *Conn) Release() error { return c.dev.Release() }

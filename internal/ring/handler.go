@@ -1,0 +1,266 @@
+package ring
+
+import (
+	"fmt"
+	"sync/atomic"
+	"syscall"
+
+	"github.com/go-rdma/rdma/internal/rc"
+	"github.com/go-rdma/rdma/internal/verbs"
+)
+
+// protocolErrors counts peers that did not speak rsockets version 1 or broke its rules.
+var protocolErrors atomic.Uint64
+
+// ProtocolErrors returns the number of peers, in this process, that spoke
+// something else in their private data or on their ring.
+func ProtocolErrors() uint64 { return protocolErrors.Load() }
+
+// handler is a Conn as rc sees it.
+type handler Conn
+
+// HandleCompletions takes arrivals first, then what concerns sending.
+func (h *handler) HandleCompletions(wcs []verbs.WC) {
+	c := (*Conn)(h)
+	var in arrivals
+	in.take(c, wcs)
+	if in.receives > 0 {
+		// Before any credit for them is given.
+		if n, err := c.rc.PostReceives(in.receives); err == nil && n < in.receives {
+			in.fail(syscall.ENOMEM)
+		} else if err != nil {
+			in.fail(err)
+		}
+	}
+	if in.alive {
+		c.keep.touch()
+	}
+	if in.wake {
+		c.rd.Signal()
+	}
+	if in.sends || in.updates || in.shut || in.gone || in.due || in.err != nil {
+		c.takeSends(wcs, &in)
+	}
+	if in.err != nil {
+		c.giveUp(in.err)
+	}
+}
+
+// arrivals is what a batch of completions says about the receiving half.
+type arrivals struct {
+	receives int // to be posted again
+	alive    bool
+	wake     bool // the reader
+	due      bool // space or credits may be given back
+	sends    bool // there are completions of sends, and
+	updates  bool // flow control
+	shut     bool // SHUTDOWN
+	gone     bool // DISCONNECT
+	protocol bool // err is the peer's fault
+	err      error
+}
+
+// fail keeps the first cause. That a request was flushed is the consequence of another.
+func (in *arrivals) fail(err error) {
+	if in.err == nil {
+		in.err = err
+	}
+}
+
+func (in *arrivals) take(c *Conn, wcs []verbs.WC) {
+	flushed := false
+	now := c.keep.now()
+	c.rx.mu.Lock()
+	defer c.rx.mu.Unlock()
+	for i := range wcs {
+		wc := &wcs[i]
+		in.alive = in.alive || wc.Status == verbs.Success
+		switch {
+		case wc.Status == verbs.WRFlushErr:
+			flushed = true
+		case wc.Status != verbs.Success:
+			in.fail(statusError(wc.Status))
+		case wc.ID&rc.RecvBit == 0:
+			in.sends = true
+		case c.rx.err == nil:
+			in.receives++
+			if err := in.arrived(c, wc, now); err != nil && in.err == nil {
+				in.err, in.protocol = err, true
+			}
+		}
+	}
+	if in.err == nil && flushed {
+		// The queue pair went to the error state and no request of ours was the
+		// reason: the peer broke the connection.
+		in.err = syscall.ECONNRESET
+	}
+	if in.shut || in.gone {
+		if c.rx.err == nil {
+			c.rx.eof = true
+		}
+		in.wake = true
+	}
+	if in.err != nil {
+		if c.rx.err == nil && !c.rx.eof {
+			c.rx.err = in.err
+		}
+		in.wake = true
+	}
+	in.due = c.rx.err == nil && c.rx.due()
+}
+
+// arrived takes one message of the peer.
+func (in *arrivals) arrived(c *Conn, wc *verbs.WC, now int64) error {
+	if wc.Op != verbs.WCRecvWithImm {
+		return fmt.Errorf("%w: a SEND", ErrProtocol)
+	}
+	switch typ, v := parseImm(wc.Imm); typ {
+	case immInternal:
+	case immSGL:
+		in.updates = true
+	case immIOMap:
+		// The peer counts it as a message.
+		return c.rx.credit()
+	case immCtrl:
+		switch v {
+		case ctrlDisconnect:
+			in.gone = true
+		case ctrlShutdown:
+			in.shut = true
+		}
+	default:
+		before := c.rx.avail
+		err := c.rx.data(v, wc.ByteLen, now)
+		in.wake = in.wake || c.rx.avail > before
+		return err
+	}
+	return nil
+}
+
+// takeSends takes what concerns the sending half.
+func (c *Conn) takeSends(wcs []verbs.WC, in *arrivals) {
+	t := &c.tx
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if in.sends || in.updates {
+		for i := range wcs {
+			wc := &wcs[i]
+			switch {
+			case wc.Status != verbs.Success:
+			case wc.ID&rc.RecvBit == 0:
+				c.completed(wc.ID)
+			case t.err == nil && wc.Op == verbs.WCRecvWithImm && wc.Imm>>immShift == immSGL:
+				if err := c.updated(wc); err != nil && in.err == nil {
+					in.err, in.protocol = err, true
+				}
+			}
+		}
+	}
+	t.peerShut = t.peerShut || in.shut
+	t.peerGone = t.peerGone || in.gone
+	if in.err != nil {
+		if in.protocol {
+			protocolErrors.Add(1)
+			c.abort()
+		}
+		c.failLocked(in.err)
+	}
+	c.pump()
+	if t.ready() {
+		c.wr.Signal()
+	}
+	c.closeChanged()
+}
+
+// updated takes an update of flow control.
+func (c *Conn) updated(wc *verbs.WC) error {
+	t := &c.tx
+	_, v := parseImm(wc.Imm)
+	switch wc.ByteLen {
+	case 0:
+	case descriptorLen:
+		if err := t.win.publish(parseDescriptor(c.ctl.sgl(t.win.entry), t.ownOrder)); err != nil {
+			return err
+		}
+	default:
+		return fmt.Errorf("%w: update of %d bytes", ErrProtocol, wc.ByteLen)
+	}
+	t.win.setLimit(v)
+	return nil
+}
+
+// HandleEvent takes an event of the connection manager.
+func (h *handler) HandleEvent(ev verbs.Event) {
+	c := (*Conn)(h)
+	switch ev.Type {
+	case verbs.EventEstablished:
+		c.standing()
+	case verbs.EventConnectError:
+		c.giveUp(connectError(ev.Err))
+	case verbs.EventDeviceRemoval:
+		c.fail(syscall.ENODEV)
+	case verbs.EventDisconnected:
+		if ev.Err != nil {
+			c.fail(syscall.ECONNRESET)
+		}
+		c.disconnected()
+	}
+}
+
+// HandleFailure says that the completion queue is broken.
+func (h *handler) HandleFailure(err error) { (*Conn)(h).fail(err) }
+
+// disconnected takes a DREQ. Without DISCONNECT before it the peer's program has
+// ended, or is C and exits: what librdmacm shows as end of file.
+func (c *Conn) disconnected() {
+	c.giveUp(syscall.ECONNRESET)
+	c.rx.mu.Lock()
+	if c.rx.err == nil {
+		c.rx.eof = true
+	}
+	c.rx.mu.Unlock()
+	c.tx.mu.Lock()
+	c.tx.peerGone = true
+	c.closeChanged()
+	c.tx.mu.Unlock()
+	c.rd.Signal()
+	c.wr.Signal()
+}
+
+// fail ends the connection with an error.
+func (c *Conn) fail(err error) {
+	c.giveUp(err)
+	c.tx.mu.Lock()
+	c.failLocked(err)
+	c.closeChanged()
+	c.tx.mu.Unlock()
+}
+
+// failLocked is fail with tx.mu held. Only the first error counts.
+func (c *Conn) failLocked(err error) {
+	t := &c.tx
+	c.rx.mu.Lock()
+	if c.rx.err == nil && !c.rx.eof {
+		c.rx.err = err
+	}
+	c.rx.mu.Unlock()
+	if t.err == nil {
+		t.err = err
+		if !t.closing.aborted {
+			_ = c.rc.ToError() // it may be there already
+		}
+	}
+	c.rd.Signal()
+	c.wr.Signal()
+}
+
+// statusError is the errno of a completion that failed.
+func statusError(s verbs.Status) error {
+	switch s {
+	case verbs.RetryExcErr, verbs.RNRRetryExcErr, verbs.RespTimeoutErr:
+		return syscall.ETIMEDOUT
+	case verbs.RemAccessErr, verbs.RemInvReqErr, verbs.RemOpErr, verbs.RemAbortErr, verbs.BadRespErr:
+		return syscall.ECONNRESET
+	}
+	return fmt.Errorf("%w (%v)", syscall.EIO, s)
+}

@@ -1,0 +1,239 @@
+package ring
+
+import (
+	"io"
+	"net"
+
+	"github.com/go-rdma/rdma/internal/rc"
+	"github.com/go-rdma/rdma/internal/verbs"
+)
+
+// writeReady tells whether a writer that waits shall look again.
+func (c *Conn) writeReady() bool {
+	c.tx.mu.Lock()
+	defer c.tx.mu.Unlock()
+	return c.tx.ready()
+}
+
+// ready is writeReady with mu held.
+func (t *transmitter) ready() bool {
+	return t.writable() != nil || t.hasRoom() || !t.roomOnly && t.hasSpace()
+}
+
+// Write returns when all of p is in send memory or with the device.
+func (c *Conn) Write(p []byte) (n int, err error) {
+	c.wmu.Lock()
+	defer c.wmu.Unlock()
+	if err := c.wr.Err(); err != nil {
+		return 0, err
+	}
+	return c.write(p, true)
+}
+
+// WriteBuffers is Write of all buffers in one go, as writev(2), and consumes
+// them as net.Buffers does.
+func (c *Conn) WriteBuffers(v *net.Buffers) (n int64, err error) {
+	c.wmu.Lock()
+	defer c.wmu.Unlock()
+	if err := c.wr.Err(); err != nil {
+		return 0, err
+	}
+	for len(*v) > 0 {
+		k, err := c.write((*v)[0], len(*v) == 1)
+		n += int64(k)
+		if (*v)[0] = (*v)[0][k:]; err != nil {
+			return n, err
+		}
+		(*v)[0] = nil
+		*v = (*v)[1:]
+	}
+	return n, nil
+}
+
+// write stages p. Unless it is the last, what does not fill a chunk may wait for more.
+func (c *Conn) write(p []byte, last bool) (n int, err error) {
+	t := &c.tx
+	t.mu.Lock()
+	for {
+		if err = t.writable(); err != nil {
+			break
+		}
+		if n == len(p) {
+			if last {
+				c.pump()
+			}
+			break
+		}
+		if last && c.writeInline(p[n:]) {
+			n = len(p)
+			break
+		}
+		ch, e := c.space(len(p) - n)
+		if e != nil {
+			err = e
+			break
+		}
+		if ch == nil {
+			c.pump() // what waits for more must not be what is waited for
+			t.mu.Unlock()
+			if err = c.rc.Wait(c.wr); err != nil {
+				return n, err
+			}
+			t.mu.Lock()
+			continue
+		}
+		t.copying = ch
+		free := ch.mem[ch.staged:]
+		t.mu.Unlock()
+		k := copy(free, p[n:])
+		t.mu.Lock()
+		t.copying = nil
+		if err = t.writable(); err != nil {
+			break
+		}
+		t.commit(ch, k)
+		n += k
+		if ch.staged == len(ch.mem) {
+			c.pump()
+		}
+	}
+	t.mu.Unlock()
+	if err != nil {
+		err = c.closedOr(err)
+	}
+	return n, err
+}
+
+// writeInline posts p as one message straight from the caller's bytes, where the
+// provider takes as many inline and nothing is in the way.
+func (c *Conn) writeInline(p []byte) bool {
+	t := &c.tx
+	if len(p) > c.rc.Inline() || !t.open || t.head != nil ||
+		uint32(len(p)) > t.win.room() || t.q.Free() <= ctrlReserve {
+		return false
+	}
+	if t.q.Unposted() > 0 {
+		return false
+	}
+	n := uint32(len(p))
+	before, quiet, bytes := t.win, t.quietMsgs, t.quietBytes
+	s := rc.Send{Op: verbs.OpWriteWithImm, Imm: imm(immData, n), Inline: p}
+	s.RemoteAddr, s.RKey = t.win.take(n)
+	s.Flags = t.signal(n, false)
+	t.q.Push(s, sent{kind: sentData, n: n})
+	err := t.q.Flush()
+	if t.q.Unposted() > 0 {
+		// The bytes are the caller's, and cannot wait in the queue.
+		t.q.Pop()
+		t.win, t.quietMsgs, t.quietBytes = before, quiet, bytes
+		if err != nil {
+			c.failLocked(err)
+		}
+		return false
+	}
+	t.messages++
+	t.bytes += uint64(n)
+	return true
+}
+
+// ReadFrom reads r to its end straight into send memory. While r.Read blocks,
+// others may write.
+func (c *Conn) ReadFrom(r io.Reader) (n int64, err error) {
+	size := rc.MinBlock
+	for {
+		ch, err := c.lendChunk(size)
+		if err != nil {
+			return n, err
+		}
+		k, rerr := r.Read(ch.mem)
+		if k < 0 || k > len(ch.mem) {
+			k, rerr = 0, io.ErrNoProgress // not a Reader's answer
+		}
+		err = c.returnChunk(ch, k)
+		if err != nil {
+			return n, err
+		}
+		n += int64(k)
+		switch {
+		case rerr == io.EOF:
+			return n, nil
+		case rerr != nil:
+			return n, rerr
+		case k == size && size < chunkMax:
+			size *= 2
+		case k <= size/4 && size > rc.MinBlock:
+			size /= 2
+		}
+	}
+}
+
+// lendChunk waits for room and takes a chunk out of the device's memory, which
+// counts as borrowed once it is returned with bytes in it.
+func (c *Conn) lendChunk(size int) (*chunk, error) {
+	c.wmu.Lock()
+	defer c.wmu.Unlock()
+	if err := c.wr.Err(); err != nil {
+		return nil, err
+	}
+	t := &c.tx
+	t.mu.Lock()
+	t.roomOnly = true
+	defer func() { t.roomOnly = false }()
+	for {
+		err := t.writable()
+		if err == nil && t.hasRoom() {
+			break
+		}
+		t.mu.Unlock()
+		if err == nil {
+			err = c.rc.Wait(c.wr)
+		}
+		if err != nil {
+			return nil, c.closedOr(err)
+		}
+		t.mu.Lock()
+	}
+	defer t.mu.Unlock()
+	ch, err := c.newChunk(size)
+	if err == nil {
+		c.memRefs.Add(1)
+	}
+	return ch, err
+}
+
+// returnChunk sends the first n bytes of a lent chunk.
+func (c *Conn) returnChunk(ch *chunk, n int) error {
+	defer c.unref()
+	if n > 0 {
+		c.wmu.Lock()
+		defer c.wmu.Unlock()
+	}
+	t := &c.tx
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if n == 0 {
+		c.freeChunk(ch)
+		return nil
+	}
+	err := c.wr.Err()
+	if err == nil {
+		err = t.writable()
+	}
+	if err != nil {
+		c.freeChunk(ch)
+		return c.closedOr(err)
+	}
+	t.own(ch)
+	t.commit(ch, n)
+	t.cur = ch
+	c.pump()
+	return nil
+}
+
+// closedOr prefers net.ErrClosed to what came of closing.
+func (c *Conn) closedOr(err error) error {
+	if c.closed.Load() {
+		return net.ErrClosed
+	}
+	return err
+}
