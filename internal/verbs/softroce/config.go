@@ -3,7 +3,6 @@ package softroce
 import (
 	"crypto/rand"
 	"encoding/binary"
-	"errors"
 	"io"
 	"time"
 
@@ -54,7 +53,11 @@ func (c *Config) open(h netio.Handler) (netio.Conn, error) {
 	if c.Open != nil {
 		return c.Open(h)
 	}
-	return nil, errors.New("softroce: no network")
+	conn, err := netio.Listen(netio.Config{Handler: h})
+	if err != nil {
+		return nil, err
+	}
+	return conn, nil
 }
 
 func (c *Config) rand() io.Reader {

@@ -81,21 +81,20 @@ type congestion struct {
 func (c *congestion) take(r *rc, least, most int64) int64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if n := r.granted; n >= least {
+	if n := r.granted; n > 0 { // a packet's worth at least
 		r.granted = 0
 		return n
 	}
 	if r.waiting {
 		return 0
 	}
-	room := c.window - c.inflight + r.granted
-	if c.first != nil || room < least && c.inflight > r.granted {
+	room := c.window - c.inflight
+	if c.first != nil || room < least && c.inflight > 0 {
 		c.wait(r)
 		return 0
 	}
 	n := max(least, min(room, most))
-	c.inflight += n - r.granted
-	r.granted = 0
+	c.inflight += n
 	return n
 }
 
@@ -168,6 +167,21 @@ func (c *congestion) wake(w *work) {
 	}
 }
 
+// refund returns what r was granted and has no use for.
+func (c *congestion) refund(w *work, r *rc) {
+	c.mu.Lock()
+	c.refundLocked(w, r)
+	c.mu.Unlock()
+}
+
+func (c *congestion) refundLocked(w *work, r *rc) {
+	if r.granted != 0 {
+		c.inflight -= r.granted
+		r.granted = 0
+		c.wake(w)
+	}
+}
+
 // quit takes r out of the line and returns what it was granted.
 func (c *congestion) quit(w *work, r *rc) {
 	c.mu.Lock()
@@ -189,7 +203,6 @@ func (c *congestion) quit(w *work, r *rc) {
 		}
 		r.waiting, r.waitNext = false, nil
 	}
-	c.inflight -= r.granted
-	r.granted = 0
-	c.wake(w)
+	c.refundLocked(w, r)
+	c.wake(w) // r may have kept others waiting
 }

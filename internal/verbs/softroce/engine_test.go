@@ -36,7 +36,11 @@ type node struct {
 
 const nodeMem = 1 << 20
 
-func newNode(t testing.TB, cfg *Config, host *simnet.Host, addr netip.Addr) *node {
+type opener interface {
+	Open(h netio.Handler) (netio.Conn, error)
+}
+
+func newNode(t testing.TB, cfg *Config, host opener, addr netip.Addr) *node {
 	if cfg == nil {
 		cfg = &Config{}
 	}
@@ -361,3 +365,7 @@ func bubble(t *testing.T, f func(t *testing.T)) { synctest.Test(t, f) }
 func isUnsupported(err error) bool { return errors.Is(err, errors.ErrUnsupported) }
 
 func netipPort(a netip.Addr) netip.AddrPort { return netip.AddrPortFrom(a, 50000) }
+
+type netioPacket = netio.Packet
+
+func newPath(local, remote netip.Addr) *netio.Path { return &netio.Path{Local: local, Remote: remote} }

@@ -120,6 +120,7 @@ func (w *work) resumeWaiting() {
 		w.resume[i] = nil
 		r.q.mu.Lock()
 		r.transmit(w)
+		r.cc.refund(w, r)
 		r.q.mu.Unlock()
 	}
 	w.resume = w.resume[:0]
