@@ -28,6 +28,7 @@ func (c Cause) String() string {
 // tried does not. It is [verbs.ErrNoDevice] to errors.Is.
 type NoDeviceError struct {
 	Target string // an address, as text
+	Listed bool   // somebody's list said what to try
 	Tried  []Cause
 }
 

@@ -115,7 +115,7 @@ func (m *Manager) listenAll(ctx context.Context, l *Listener, cands []candidate,
 	case failed != nil:
 		return failed
 	}
-	return &NoDeviceError{Target: attr.Local.Addr().String(), Tried: l.Skipped}
+	return &NoDeviceError{Target: attr.Local.Addr().String(), Listed: cands[0].named, Tried: l.Skipped}
 }
 
 // covers tells whether a listener is already there for what c asks.

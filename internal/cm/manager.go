@@ -69,7 +69,7 @@ func (m *Manager) Resolve(ctx context.Context, devices string, attr verbs.CMIDAt
 	if err != nil {
 		return nil, err
 	}
-	none := &NoDeviceError{Target: attr.Remote.Addr().String()}
+	none := &NoDeviceError{Target: attr.Remote.Addr().String(), Listed: cands[0].named}
 	var failed error // the first cause that is about the address, not about devices
 	for i := range cands {
 		c := &cands[i]

@@ -1,0 +1,56 @@
+// Package rdmanet is package net over RDMA: Dial and Listen return
+// [net.Conn] and [net.Listener] values that are backed by RDMA queue pairs, so that net/http,
+// crypto/tls, gRPC and whatever else is written against package net runs over
+// RoCE and InfiniBand unchanged.
+//
+// A server needs one line to change, and a client one:
+//
+//	l, err := rdmanet.Listen("rdma", ":8080") // instead of net.Listen("tcp", ":8080")
+//	http.Serve(l, handler)
+//
+//	client := &http.Client{Transport: &http.Transport{
+//		DialContext: new(rdmanet.Dialer).DialContext,
+//	}}
+//
+// It runs on every Linux machine. Without an RDMA device the program carries one
+// of its own, softroce: RoCEv2 over ordinary UDP, which needs no kernel module and no
+// privileges. The address is that of an ordinary network interface; [Devices]
+// lists what there is, and a Dialer's or ListenConfig's Device field chooses.
+//
+// On the wire a stream is rsockets version 1, connected by the RDMA connection
+// manager in the port space of TCP (RDMA_PS_TCP): a peer in C may use librdmacm's rsockets. Port numbers
+// are RDMA's own, so a TCP server can have the same one on the same host.
+//
+// # Errors
+//
+// Errors are a [*net.OpError] around an [*Error], which says in which [Phase]
+// and on which device something failed, and what to do. With errors.Is:
+//
+//   - nobody listens, or the peer refused: syscall.ECONNREFUSED
+//   - no answer, or a peer that fell silent: syscall.ETIMEDOUT
+//   - the peer died: syscall.ECONNRESET
+//   - written after the peer's close: syscall.EPIPE
+//   - no route: syscall.ENETUNREACH, syscall.EHOSTUNREACH
+//   - the local address: syscall.EADDRNOTAVAIL, syscall.EADDRINUSE
+//   - the device was removed: syscall.ENODEV
+//   - limits: syscall.EMFILE, syscall.ENOMEM
+//   - no device serves the address: [ErrNoDevice]
+//   - the peer is no rsockets version 1: [ErrProtocol]
+//   - a context ended: context.Canceled, context.DeadlineExceeded
+//
+// As in package net, Read gives io.EOF as it is, and what was closed or came too
+// late is [net.ErrClosed] or [os.ErrDeadlineExceeded].
+//
+// # Closing
+//
+// Close delivers what was written before it. It waits for the peer's
+// acknowledgement for up to 2 s and then leaves the rest to the background, for a
+// bounded time. That background ends with the program: call [Drain] before leaving main.
+//
+// # Security
+//
+// RDMA traffic is clear text. What the ends tell each other while connecting can be
+// forged, so that a [Request]'s Remote is a claim. Traffic of an RDMA device bypasses iptables, eBPF
+// policies and tcpdump. Use [crypto/tls.Client] and [crypto/tls.Server] on whatever leaves the host,
+// with certificates at both ends between services.
+package rdmanet

@@ -1,0 +1,112 @@
+package rdmanet
+
+import (
+	"errors"
+	"net"
+	"strings"
+	"syscall"
+
+	"github.com/go-rdma/rdma/internal/cm"
+	"github.com/go-rdma/rdma/internal/verbs"
+)
+
+// hint tells in one line what to do about e. It is empty where the error says it
+// all, or nothing is to be done.
+func hint(e *Error, addr net.Addr) string {
+	if h := deviceHint(e.Err); h != "" {
+		return h
+	}
+	switch e.Phase {
+	case PhaseResolve:
+		return resolveHint(e.Err)
+	case PhaseRoute:
+		return routeHint(e.Err, addr)
+	case PhaseConnect:
+		return connectHint(e.Err)
+	case PhaseExchange:
+		return "the peer must speak rsockets version 1: use rdmanet or librdmacm's rsockets at both ends"
+	case PhaseTransfer:
+		if errors.Is(e.Err, syscall.ETIMEDOUT) {
+			return "the peer's host, its process or the way to it is gone"
+		}
+	}
+	return resourceHint(e.Err)
+}
+
+// deviceHint is about choosing a device.
+func deviceHint(err error) string {
+	var list *cm.DeviceListError
+	if errors.As(err, &list) {
+		return `write a comma-separated list of ` + strings.Join(list.Have, ", ") +
+			` or other devices, a device's port after a slash ("mlx5_0/1")`
+	}
+	if !errors.Is(err, verbs.ErrNoDevice) {
+		return ""
+	}
+	var unknown *cm.UnknownDeviceError
+	if errors.As(err, &unknown) {
+		return "rdmanet.Devices lists the devices of this host"
+	}
+	var unasked *cm.UnaskedError
+	if errors.As(err, &unasked) {
+		return `Device "softroce" or ` + cm.DeviceEnv + "=softroce uses it all the same"
+	}
+	var none *cm.NoDeviceError
+	if errors.As(err, &none) && none.Listed {
+		return `leave Device and ` + cm.DeviceEnv + ` empty to use whatever serves the address`
+	}
+	return "rdmanet.Devices tells what each device of this host lacks"
+}
+
+func resolveHint(err error) string {
+	var bad *net.AddrError
+	if errors.As(err, &bad) {
+		return `an address is "host:port" or "[ip%zone]:port"`
+	}
+	if errors.As(err, new(net.UnknownNetworkError)) {
+		return `the networks are "rdma", "rdma4" and "rdma6"`
+	}
+	if errors.Is(err, errors.ErrUnsupported) {
+		return `use a stream network: "rdma", "rdma4" or "rdma6"`
+	}
+	return resourceHint(err)
+}
+
+func routeHint(err error, addr net.Addr) string {
+	switch {
+	case errors.Is(err, syscall.EADDRINUSE):
+		return "another listener of this host has the port: end it, or choose another port (0 picks a free one)"
+	case errors.Is(err, syscall.EADDRNOTAVAIL):
+		return "the local address must be one of this host's; rdmanet.Devices lists those with a device"
+	case errors.Is(err, syscall.ENETUNREACH), errors.Is(err, syscall.EHOSTUNREACH):
+		if a, ok := addr.(*Addr); ok && a != nil {
+			return "see: ip route get " + a.IP.WithZone("").String()
+		}
+	}
+	return resourceHint(err)
+}
+
+func connectHint(err error) string {
+	var rej *RejectError
+	switch {
+	case errors.As(err, &rej) && rej.Reason == verbs.RejInvalidServiceID:
+		return "start a server there with rdmanet.Listen or rsockets; TCP's ports are others than RDMA's"
+	case errors.As(err, &rej) && rej.Reason == verbs.RejConsumer:
+		return "the server is there and does not want this connection: see its Admit function and its protocol"
+	case errors.Is(err, syscall.ETIMEDOUT):
+		return "nothing came back: is the host up, UDP port 4791 open in firewalls both ways, and no NAT between?"
+	}
+	return resourceHint(err)
+}
+
+func resourceHint(err error) string {
+	switch {
+	case errors.Is(err, syscall.EMFILE):
+		return "raise the limit of open files (ulimit -n)"
+	case errors.Is(err, syscall.ENFILE):
+		return "raise the system's limit of open files (sysctl fs.file-max)"
+	case errors.Is(err, syscall.ENOMEM):
+		return "use smaller ReadBuffer and WriteBuffer or fewer connections, or raise the limit of locked memory (ulimit -l)"
+	}
+	return ""
+}

@@ -1,0 +1,294 @@
+package rdmanet
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-rdma/rdma/internal/cm"
+	"github.com/go-rdma/rdma/internal/ring"
+	"github.com/go-rdma/rdma/internal/verbs"
+)
+
+// Listener takes stream connections.
+type Listener struct {
+	network string
+	addr    *Addr
+	lc      ListenConfig
+	parts   *cm.Listener
+	ring    *ring.Config
+
+	slots chan struct{} // one held by each connection that is being set up or waits
+	queue chan *Conn    // set up; has room for every slot
+	short chan error    // EMFILE or the like: for the next Accept
+
+	deadline deadline
+	ctx      context.Context // ends with Close
+	cancel   context.CancelFunc
+	pulling  sync.WaitGroup
+
+	mu     sync.Mutex // guards what follows and sending on queue
+	closed bool
+	setUps map[*Conn]func() // connections being set up, and how to give each up
+	dead   error            // why no part takes requests any more
+	living int              // parts that do
+	ended  chan struct{}
+
+	accepted, rejected, failed atomic.Uint64
+}
+
+// ListenerStats counts what became of requests to connect.
+type ListenerStats struct {
+	Accepted uint64 // returned by Accept
+	Rejected uint64 // refused by Admit
+	Dropped  uint64 // beyond the backlog
+	Failed   uint64 // the peer died, or spoke something else, or something ran out
+	Waiting  uint64 // for Accept, now
+}
+
+func newListener(network string, lc ListenConfig, parts *cm.Listener, slots int) *Listener {
+	l := &Listener{
+		network: network,
+		addr:    AddrFromAddrPort(parts.Addr()),
+		lc:      lc,
+		parts:   parts,
+		ring:    ringConfig(lc.ReadBuffer, lc.WriteBuffer, lc.BusyPoll, lc.KeepAlive, lc.KeepAliveConfig),
+		slots:   make(chan struct{}, slots),
+		queue:   make(chan *Conn, slots),
+		short:   make(chan error, 1),
+		living:  len(parts.Parts),
+		setUps:  make(map[*Conn]func()),
+		ended:   make(chan struct{}),
+	}
+	l.deadline.init()
+	l.ctx, l.cancel = context.WithCancel(context.Background())
+	for _, p := range parts.Parts {
+		l.pulling.Go(func() { l.pull(p) })
+	}
+	return l
+}
+
+func (l *Listener) logger() *slog.Logger {
+	if l.lc.Logger != nil {
+		return l.lc.Logger
+	}
+	return slog.Default()
+}
+
+// pull takes requests of one provider while there are slots for them. With none
+// left they wait in the provider's backlog, and beyond that are dropped.
+func (l *Listener) pull(p cm.Part) {
+	for {
+		select {
+		case l.slots <- struct{}{}:
+		case <-l.ctx.Done():
+			return
+		}
+		id, err := p.GetRequest(l.ctx)
+		if err != nil {
+			<-l.slots
+			l.lost(p, err)
+			return
+		}
+		if l.lc.Admit == nil {
+			l.setUp(id)
+		} else {
+			go l.admit(id) // the function is not ours, and may take its time
+		}
+	}
+}
+
+// lost is told that a provider takes no more requests.
+func (l *Listener) lost(p cm.Part, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return
+	}
+	l.logger().Warn("rdmanet: listener lost a provider", "addr", l.addr.String(), "provider", p.Provider, "err", err)
+	if l.living--; l.living == 0 {
+		l.dead = &cm.ProviderError{Provider: p.Provider, Device: p.Device, Err: err}
+		close(l.ended)
+	}
+}
+
+// admit asks Admit and goes on as it says.
+func (l *Listener) admit(id verbs.CMID) {
+	r := &Request{
+		Local: AddrFromAddrPort(id.LocalAddr()), Remote: AddrFromAddrPort(id.RemoteAddr()),
+		Provider: id.Provider().Name(), Device: id.Device().Info().Name,
+	}
+	if err := l.lc.Admit(r); err != nil {
+		l.rejected.Add(1)
+		_ = id.Reject(nil) // Close would say that nobody listens
+		_ = id.Close()
+		<-l.slots
+		return
+	}
+	l.setUp(id)
+}
+
+// setUp answers a request. It does not wait for the peer.
+func (l *Listener) setUp(id verbs.CMID) {
+	c := newConn(l.network, id, l.ring.KeepAlive)
+	l.mu.Lock()
+	l.setUps[c] = nil
+	l.mu.Unlock()
+	cancel := ring.Server(id, l.ring, func(r *ring.Conn, err error) { l.done(c, r, err) })
+	l.mu.Lock()
+	_, pending := l.setUps[c]
+	if pending {
+		l.setUps[c] = cancel
+	}
+	closed := l.closed
+	l.mu.Unlock()
+	if pending && closed {
+		cancel()
+	}
+}
+
+// done is told how setting up ended. It must not block.
+func (l *Listener) done(c *Conn, r *ring.Conn, err error) {
+	if err != nil {
+		l.mu.Lock()
+		delete(l.setUps, c)
+		l.mu.Unlock()
+		<-l.slots
+		if errors.Is(err, net.ErrClosed) {
+			return // this listener's Close
+		}
+		l.failed.Add(1)
+		if outOfResources(err) {
+			select {
+			case l.short <- err:
+			default:
+			}
+		}
+		return
+	}
+	c.ring = r
+	c.opened()
+	if !l.deliver(c) {
+		<-l.slots
+		go c.abort() // not here: this is the connection's own handler
+	}
+}
+
+// deliver hands a connection to Accept, unless the listener is closed.
+func (l *Listener) deliver(c *Conn) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.setUps, c)
+	if l.closed {
+		return false
+	}
+	l.queue <- c
+	return true
+}
+
+// Accept waits for the next connection, a [*Conn]. A peer that dies or misbehaves while
+// connecting does not make it fail. It does when files or memory run out, with an error that
+// is Temporary, since those may come back.
+func (l *Listener) Accept() (net.Conn, error) {
+	c, err := l.accept()
+	if err != nil {
+		return nil, opError("accept", l.network, nil, l.addr, PhaseConnect, err)
+	}
+	return c, nil
+}
+
+func (l *Listener) accept() (*Conn, error) {
+	expired := l.deadline.wait()
+	select { // what is over is over, also when connections wait
+	case <-l.ctx.Done():
+		return nil, net.ErrClosed
+	case <-expired:
+		return nil, os.ErrDeadlineExceeded
+	default:
+	}
+	select {
+	case c := <-l.queue:
+		<-l.slots
+		l.accepted.Add(1)
+		return c, nil
+	case err := <-l.short:
+		return nil, err
+	case <-l.ended:
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return nil, l.dead
+	case <-l.ctx.Done():
+		return nil, net.ErrClosed
+	case <-expired:
+		return nil, os.ErrDeadlineExceeded
+	}
+}
+
+// Addr returns the address that is listened on, a [*Addr], with the real port.
+func (l *Listener) Addr() net.Addr { return l.addr }
+
+// SetDeadline makes Accept fail with os.ErrDeadlineExceeded from t on. The zero time lifts that.
+func (l *Listener) SetDeadline(t time.Time) error {
+	if l.ctx.Err() != nil {
+		return opError("set", l.network, nil, l.addr, PhaseConnect, net.ErrClosed)
+	}
+	l.deadline.set(t)
+	return nil
+}
+
+// Stats counts what the listener did so far.
+func (l *Listener) Stats() ListenerStats {
+	s := ListenerStats{
+		Accepted: l.accepted.Load(), Rejected: l.rejected.Load(), Failed: l.failed.Load(),
+		Waiting: uint64(len(l.queue)),
+	}
+	for _, p := range l.parts.Parts {
+		s.Dropped += p.Stats().Dropped
+	}
+	return s
+}
+
+// Close gives the address up. Accept fails with [net.ErrClosed]; connections that
+// wait for it are rejected or reset, accepted ones live on.
+func (l *Listener) Close() error {
+	l.mu.Lock()
+	if l.closed {
+		l.mu.Unlock()
+		return opError("close", l.network, nil, l.addr, PhaseConnect, net.ErrClosed)
+	}
+	l.closed = true
+	var cancels []func()
+	for _, cancel := range l.setUps {
+		if cancel != nil {
+			cancels = append(cancels, cancel)
+		}
+	}
+	l.mu.Unlock()
+
+	l.cancel()
+	err := l.parts.Close()
+	l.pulling.Wait()
+	for _, cancel := range cancels {
+		cancel()
+	}
+	for {
+		select {
+		case c := <-l.queue:
+			<-l.slots
+			c.abort()
+			continue
+		default:
+		}
+		break
+	}
+	l.deadline.set(time.Time{}) // stops the timer
+	if err != nil && !errors.Is(err, net.ErrClosed) {
+		return opError("close", l.network, nil, l.addr, PhaseConnect, err)
+	}
+	return nil
+}

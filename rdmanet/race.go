@@ -1,0 +1,124 @@
+package rdmanet
+
+import (
+	"context"
+	"net/netip"
+	"time"
+)
+
+// Of a name with addresses of both families, the first address's is
+// preferred; the other's start when it has failed or been slow (RFC 8305).
+
+const (
+	defaultFallbackDelay = 300 * time.Millisecond
+	// minPerAddress is the least time an address gets while others wait.
+	minPerAddress = 2 * time.Second
+)
+
+// any connects to whichever address works.
+func (x *dialing) any(ctx context.Context, addrs []netip.AddrPort) (*Conn, error) {
+	preferred, others := byFamily(addrs)
+	if x.FallbackDelay < 0 || len(others) == 0 {
+		return x.inOrder(ctx, addrs)
+	}
+	delay := x.FallbackDelay
+	if delay == 0 {
+		delay = defaultFallbackDelay
+	}
+	return x.race(ctx, preferred, others, delay)
+}
+
+// byFamily splits addresses into those of the first one's family and the rest.
+func byFamily(addrs []netip.AddrPort) (first, rest []netip.AddrPort) {
+	for _, a := range addrs {
+		if a.Addr().Is4() == addrs[0].Addr().Is4() {
+			first = append(first, a)
+		} else {
+			rest = append(rest, a)
+		}
+	}
+	return first, rest
+}
+
+// inOrder tries one address after the other. If none works, the first error is returned.
+func (x *dialing) inOrder(ctx context.Context, addrs []netip.AddrPort) (*Conn, error) {
+	var first error
+	for i, a := range addrs {
+		c, err := x.within(ctx, a, len(addrs)-i)
+		if err == nil {
+			return c, nil
+		}
+		if first == nil {
+			first = err
+		}
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	return nil, first
+}
+
+// within connects to one address in its share of the time left for n.
+func (x *dialing) within(ctx context.Context, a netip.AddrPort, n int) (*Conn, error) {
+	if deadline, ok := ctx.Deadline(); ok && n > 1 {
+		share := max(time.Until(deadline)/time.Duration(n), minPerAddress)
+		sub, cancel := context.WithTimeout(ctx, share)
+		defer cancel()
+		ctx = sub
+	}
+	return x.one(ctx, a)
+}
+
+// race tries the preferred addresses, and the others beside them once delay has
+// passed or the preferred have failed. A connection that comes second is closed.
+func (x *dialing) race(ctx context.Context, preferred, others []netip.AddrPort, delay time.Duration) (*Conn, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel() // ends the slower one
+
+	type result struct {
+		c         *Conn
+		err       error
+		preferred bool
+	}
+	results := make(chan result)
+	over := make(chan struct{})
+	defer close(over)
+	start := func(addrs []netip.AddrPort, preferred bool) {
+		go func() {
+			c, err := x.inOrder(ctx, addrs)
+			select {
+			case results <- result{c, err, preferred}:
+			case <-over:
+				if c != nil {
+					c.Close()
+				}
+			}
+		}()
+	}
+	start(preferred, true)
+	timer := time.NewTimer(delay)
+	defer timer.Stop()
+	running, started := 1, false
+	var failed error // of the preferred addresses
+	for {
+		select {
+		case <-timer.C:
+		case r := <-results:
+			if r.err == nil {
+				return r.c, nil
+			}
+			running--
+			if r.preferred {
+				failed = r.err
+			}
+		}
+		if !started && ctx.Err() == nil {
+			started = true
+			running++
+			start(others, false)
+		}
+		if running == 0 {
+			return nil, failed
+		}
+	}
+}

@@ -1,0 +1,142 @@
+package rdmanet
+
+import (
+	"cmp"
+	"slices"
+	"sync"
+	"sync/atomic"
+)
+
+// Stats counts what a connection did, and tells which way it goes.
+type Stats struct {
+	Provider, Device string
+
+	BytesRead, BytesWritten       uint64
+	MessagesRead, MessagesWritten uint64 // RDMA messages with data
+
+	CreditStalls uint64 // waits of a write for the peer to give space
+	Retransmits  uint64 // packets sent again
+	RNRs         uint64 // times the peer had no receive posted
+	Spins        uint64 // reads that found data by polling
+	Parks        uint64 // times a read or write slept
+	Wakeups      uint64 // times one was woken
+
+	ReadBuffer, WriteBuffer int // bytes registered now
+}
+
+func (s *Stats) add(o *Stats) {
+	s.BytesRead += o.BytesRead
+	s.BytesWritten += o.BytesWritten
+	s.MessagesRead += o.MessagesRead
+	s.MessagesWritten += o.MessagesWritten
+	s.CreditStalls += o.CreditStalls
+	s.Retransmits += o.Retransmits
+	s.RNRs += o.RNRs
+	s.Spins += o.Spins
+	s.Parks += o.Parks
+	s.Wakeups += o.Wakeups
+	s.ReadBuffer += o.ReadBuffer
+	s.WriteBuffer += o.WriteBuffer
+}
+
+// DeviceStats sums up the connections of a device since the program started, closed
+// ones included. Only Conns, ReadBuffer and WriteBuffer are of the moment.
+type DeviceStats struct {
+	Stats
+	Conns             uint64 // open now
+	Dials, DialErrors uint64
+	BadICRC           uint64 // packets dropped: corrupted, or not RoCE
+	BadKey            uint64 // requests refused: no such memory, or not for the peer
+	BadPacket         uint64 // packets dropped: malformed, or for nobody here
+}
+
+// totals gathers the DeviceStats of one device.
+type totals struct {
+	provider, device  string
+	dials, dialErrors atomic.Uint64
+
+	mu   sync.Mutex
+	live map[*Conn]struct{}
+	past Stats // of closed connections
+}
+
+var devices = struct {
+	sync.Mutex
+	m map[[2]string]*totals
+}{m: map[[2]string]*totals{}}
+
+// totalsOf returns the totals of a device. Where no device was found, both names are empty.
+func totalsOf(provider, device string) *totals {
+	devices.Lock()
+	defer devices.Unlock()
+	key := [2]string{provider, device}
+	t := devices.m[key]
+	if t == nil {
+		t = &totals{provider: provider, device: device, live: map[*Conn]struct{}{}}
+		devices.m[key] = t
+	}
+	return t
+}
+
+// opened counts a connection in.
+func (c *Conn) opened() {
+	c.totals.mu.Lock()
+	defer c.totals.mu.Unlock()
+	c.totals.live[c] = struct{}{}
+}
+
+// closed counts a connection out, once.
+func (c *Conn) closed() {
+	t := c.totals
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if _, ok := t.live[c]; !ok {
+		return
+	}
+	delete(t.live, c)
+	s := c.Stats()
+	s.ReadBuffer, s.WriteBuffer = 0, 0
+	t.past.add(&s)
+}
+
+// Stats counts what the connection did so far.
+func (c *Conn) Stats() Stats {
+	if !c.ok() {
+		return Stats{}
+	}
+	return Stats(c.ring.Stats())
+}
+
+// AllStats sums up, for each device that was used or tried, what the whole process
+// did on it. Dials for which no device was found are under an empty name.
+func AllStats() []DeviceStats {
+	devices.Lock()
+	all := make([]*totals, 0, len(devices.m))
+	for _, t := range devices.m {
+		all = append(all, t)
+	}
+	devices.Unlock()
+	slices.SortFunc(all, func(a, b *totals) int {
+		return cmp.Or(cmp.Compare(a.provider, b.provider), cmp.Compare(a.device, b.device))
+	})
+	stats := make([]DeviceStats, len(all))
+	for i, t := range all {
+		stats[i] = t.stats()
+	}
+	return stats
+}
+
+func (t *totals) stats() DeviceStats {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	d := DeviceStats{
+		Stats: t.past, Conns: uint64(len(t.live)),
+		Dials: t.dials.Load(), DialErrors: t.dialErrors.Load(),
+	}
+	for c := range t.live {
+		s := c.Stats()
+		d.Stats.add(&s)
+	}
+	d.Provider, d.Device = t.provider, t.device
+	return d
+}
