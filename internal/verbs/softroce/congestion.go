@@ -3,12 +3,14 @@ package softroce
 import (
 	"net/netip"
 	"sync"
+	"time"
 )
 
 // Congestion is controlled per remote process: queue pairs to one host and slot
 // share what that process's socket buffers, which is little, and the network
-// between. The controller is TCP's (RFC 5681): slow start, additive increase,
-// one halving per round trip in which something was lost.
+// between. The controller is TCP's (RFC 5681), with what CUBIC does (RFC 9438) to stay
+// near a limit it has met: go-back-N repeats everything behind a loss, so losses
+// must be rare.
 
 const (
 	// packetOverhead is what a packet costs beyond its payload, in bytes. A
@@ -19,6 +21,14 @@ const (
 	maxWindow     = 8 << 20
 	floorPackets  = 4
 	grantBytes    = 16 << 10 // what a waiting queue pair gets in its turn
+
+	// queueDelay is what a round trip may be longer than the shortest before slow
+	// start ends. A busy host delays packets, too.
+	queueDelay = int64(time.Millisecond)
+
+	// growPause is the least time between increases near the limit. On a short path the
+	// round trip is no measure: thousands fit in a second.
+	growPause = int64(5 * time.Millisecond)
 )
 
 type congestionKey struct {
@@ -71,7 +81,12 @@ type congestion struct {
 	window    int64
 	threshold int64 // below it slow start
 	inflight  int64 // sent and not acknowledged, or granted
+	acks      int64 // bytes acknowledged since the window grew
+	grown     int64 // when that was
+	limit     int64 // the window at the last loss
 	lastLoss  int64
+	minRTT    int64 // 0: none measured
+	rtt       int64 // smoothed
 
 	first, last *rc // waiting for room, linked by rc.waitNext
 }
@@ -81,6 +96,7 @@ type congestion struct {
 func (c *congestion) take(r *rc, least, most int64) int64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	r.askEvery = uint32(min(max(c.window/c.packet/4, 2), ackEvery))
 	if n := r.granted; n > 0 { // a packet's worth at least
 		r.granted = 0
 		return n
@@ -123,28 +139,63 @@ func (c *congestion) give(w *work, n int64) {
 func (c *congestion) acked(w *work, n int64) {
 	c.mu.Lock()
 	if c.inflight >= c.window/2 {
-		if c.window < c.threshold {
-			c.window += n
-		} else {
-			c.window += max(1, c.packet*n/c.window)
-		}
-		c.window = min(c.window, maxWindow)
+		c.grow(w.now(), n)
 	}
 	c.inflight -= n
 	c.wake(w)
 	c.mu.Unlock()
 }
 
-// lost halves the window, once per round trip.
+func (c *congestion) grow(now, n int64) {
+	if c.window < c.threshold {
+		c.window = min(c.window+n, maxWindow)
+		return
+	}
+	if c.acks += n; c.acks < c.window {
+		return
+	}
+	c.acks = 0
+	if c.window > c.limit-c.limit/8 && c.window < c.limit+c.limit/8 && now-c.grown < growPause {
+		return
+	}
+	c.grown = now
+	c.window = min(c.window+c.packet, maxWindow)
+}
+
+// measured ends slow start when the round trip shows that a queue builds up,
+// before it overflows.
+func (c *congestion) measured(rtt int64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.rtt += (rtt - c.rtt) / 8
+	if c.minRTT == 0 || rtt < c.minRTT {
+		if c.minRTT == 0 {
+			c.rtt = rtt
+		}
+		c.minRTT = rtt
+	} else if rtt > 2*c.minRTT && rtt > c.minRTT+queueDelay {
+		c.threshold = min(c.threshold, c.window)
+	}
+}
+
+func (c *congestion) roundTrip() int64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.rtt
+}
+
+// lost reduces the window, once per round trip.
 func (c *congestion) lost(now, rtt int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.lastLoss != 0 && now-c.lastLoss < rtt {
 		return
 	}
-	c.lastLoss = now
-	c.threshold = max(c.window/2, floorPackets*c.packet)
+	c.lastLoss, c.grown = now, now
+	c.limit = c.window
+	c.threshold = max(c.window-c.window/10*3, floorPackets*c.packet)
 	c.window = c.threshold
+	c.acks = 0
 }
 
 // wake gives those who wait their turn, first come first served, each with a

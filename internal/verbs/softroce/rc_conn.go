@@ -32,7 +32,10 @@ func newRC(q *qp) *rc {
 func (r *rc) connect(a *rcAttr) {
 	r.path, r.destQPN, r.mtu = a.path, a.destQPN, uint32(a.mtu)
 	r.cc = r.q.dev.paths.join(a.path.Remote, a.destQPN, int64(r.mtu)+packetOverhead)
-	r.una, r.nxt, r.max, r.end = a.sqPSN, a.sqPSN, a.sqPSN, a.sqPSN
+	// Until there is a measurement of its own: that of others on the same path.
+	r.srtt = r.cc.roundTrip()
+	r.rttvar = r.srtt
+	r.una, r.paid, r.nxt, r.max, r.end = a.sqPSN, a.sqPSN, a.sqPSN, a.sqPSN, a.sqPSN
 	r.rnrRetry, r.rnrLeft = a.rnrRetry, a.rnrRetry
 	if a.ackTimeout != 0 {
 		r.ackTimeout = 4096 << a.ackTimeout

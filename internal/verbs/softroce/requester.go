@@ -11,11 +11,16 @@ const (
 	// sendWindow bounds the packets of a queue pair that are not acknowledged.
 	sendWindow = 1024
 
-	// ackEvery is how many packets may go without asking for an acknowledgement.
-	ackEvery = 32
+	// ackEvery is how many packets at most go without asking for an acknowledgement.
+	// A small window asks more often: when its end is lost, the answers to
+	// what came before let more packets go, which show the loss.
+	ackEvery = 16
 
-	// probePackets is what is sent after a timeout, until an answer comes.
-	probePackets = 4
+	// burst is what one queue pair may take of the path's room at once.
+	burst = 32
+
+	// probePackets are sent after a loss, until an answer comes.
+	probePackets = 3
 
 	// Retransmission timeouts, until and once there is an estimate (RFC 6298). They
 	// are below the local ACK timeout, which counts whole seconds.
@@ -44,10 +49,11 @@ type requester struct {
 	cur       uint32 // position in the send queue of the request nxt belongs to
 	curPacket uint32 // and the packet in it
 	sinceAck  uint32 // packets since one that asked for an acknowledgement
+	askEvery  uint32 // how many there may be; set by congestion.take
 
-	limited bool   // nxt must stay below limit, until there is progress
-	limit   uint32 //
-	kicked  bool   // responses may have opened the window
+	ramp     uint32 // how far nxt may be from una after a loss; grows with progress; 0: no limit
+	rampNext uint32 // what it grows to at least with the first progress
+	kicked   bool   // responses may have opened the window
 
 	// The connection is dead when giveUp passes without progress.
 	ackTimeout, giveUp int64 // 0: never
@@ -65,7 +71,8 @@ type requester struct {
 	rnrRetry, rnrLeft uint8
 	rnrUntil          int64 // 0: the peer is ready
 
-	inflight int64 // cost of what is between una and nxt
+	inflight int64  // cost of what is between paid and nxt
+	paid     uint32 // between una and paid are probes, which take no room from others
 	granted  int64 // under congestion.mu, as are the next two
 	waiting  bool
 	waitNext *rc
@@ -113,10 +120,14 @@ func (r *rc) transmit(w *work) {
 			break
 		}
 		psn := r.nxt
-		cost := r.cost(e, packet, packet+1)
-		credit -= cost
-		r.inflight += cost
 		r.nxt = wire.PSNAdd(r.nxt, 1)
+		if r.timeouts == 0 {
+			cost := r.cost(e, packet, packet+1)
+			credit -= cost
+			r.inflight += cost
+		} else {
+			r.paid = r.nxt
+		}
 		if r.curPacket++; r.curPacket == e.packets {
 			r.cur, r.curPacket = r.cur+1, 0
 		}
@@ -124,7 +135,7 @@ func (r *rc) transmit(w *work) {
 		r.sinceAck++
 		// What ends a message asks for an acknowledgement, and so does what is
 		// followed by a pause that only an acknowledgement ends.
-		ask := packet+1 == e.packets || !more || r.sinceAck >= ackEvery
+		ask := packet+1 == e.packets || !more || r.sinceAck >= r.askEvery
 		r.send(w, e, packet, psn, ask)
 		sent = true
 	}
@@ -148,7 +159,7 @@ func (r *rc) maySend(credit *int64) bool {
 		return false
 	case wire.PSNDiff(r.nxt, r.una) >= sendWindow:
 		return false
-	case r.limited && wire.PSNDiff(r.nxt, r.limit) >= 0:
+	case r.ramp != 0 && wire.PSNDiff(r.nxt, r.una) >= int32(r.ramp):
 		return false
 	}
 	e := r.q.sq.at(r.cur)
@@ -156,12 +167,12 @@ func (r *rc) maySend(credit *int64) bool {
 		return false
 	}
 	need := r.cost(e, r.curPacket, r.curPacket+1)
-	if *credit >= need {
+	if *credit >= need || r.timeouts > 0 {
 		return true
 	}
 	most := need
 	if r.curPacket+1 < e.packets || r.cur+1 != r.q.sq.tail {
-		most = ackEvery * (int64(r.mtu) + packetOverhead)
+		most = burst * (int64(r.mtu) + packetOverhead)
 	}
 	// What is left is too little for this packet, and added to.
 	n := r.cc.take(r, need-*credit, most-*credit)
@@ -287,7 +298,7 @@ func (r *rc) advance(w *work, psn uint32) {
 		if done <= 0 {
 			break
 		}
-		from := max(0, wire.PSNDiff(r.una, e.psn))
+		from := max(0, wire.PSNDiff(r.paid, e.psn))
 		to := min(done, int32(e.packets), max(0, wire.PSNDiff(r.nxt, e.psn)))
 		if to > from {
 			freed += r.cost(e, uint32(from), uint32(to))
@@ -300,19 +311,29 @@ func (r *rc) advance(w *work, psn uint32) {
 		}
 		sq.head++
 	}
+	if r.ramp != 0 {
+		r.ramp = max(r.ramp+uint32(wire.PSNDiff(psn, r.una)), r.rampNext)
+		if r.rampNext = 0; r.ramp >= sendWindow {
+			r.ramp = 0
+		}
+	}
 	r.una = psn
+	if wire.PSNDiff(r.paid, psn) < 0 {
+		r.paid = psn
+	}
 	if wire.PSNDiff(r.nxt, psn) < 0 {
 		r.rewind()
 	}
 	now := w.now()
 	if r.rttStart != 0 && wire.PSNDiff(psn, r.rttPSN) > 0 {
 		r.measured(now - r.rttStart)
+		r.cc.measured(now - r.rttStart)
 		r.rttStart = 0
 	}
 	r.inflight -= freed
 	r.cc.acked(w, freed)
 	r.progress, r.timeouts, r.nakAt = now, 0, 0
-	r.rnrLeft, r.rnrUntil, r.limited = r.rnrRetry, 0, false
+	r.rnrLeft, r.rnrUntil = r.rnrRetry, 0
 	r.rtoAt = now + r.rto()
 }
 
@@ -330,7 +351,7 @@ func (r *rc) goBack(w *work) {
 	r.sinceAck = 0
 	r.rewind()
 	n := r.inflight
-	r.inflight = 0
+	r.inflight, r.paid = 0, r.una
 	r.cc.give(w, n)
 }
 
@@ -368,6 +389,8 @@ func (r *rc) lostAt(w *work, psn uint32) {
 	r.nakPSN, r.nakAt = psn, now
 	r.cc.lost(now, rtt)
 	r.goBack(w)
+	// What was sent beyond the loss still fills the path: it is given a round trip to drain.
+	r.ramp, r.rampNext = probePackets, uint32(wire.PSNDiff(r.max, r.una))/4
 	r.rtoAt = now + r.rto()
 }
 
@@ -465,7 +488,7 @@ func (r *rc) timeout(w *work) {
 		// The message that was refused goes alone, until it is taken.
 		r.rnrUntil = 0
 		e := r.q.sq.at(r.q.sq.head)
-		r.limited, r.limit = true, wire.PSNAdd(e.psn, e.packets)
+		r.ramp, r.rampNext = e.packets-uint32(wire.PSNDiff(r.una, e.psn)), 0
 		r.progress = now
 		r.rtoAt = now + r.rto()
 	case r.giveUp != 0 && now >= r.progress+r.giveUp:
@@ -485,7 +508,7 @@ func (r *rc) timeout(w *work) {
 			r.path.SetSingle(true)
 		}
 		r.goBack(w)
-		r.limited, r.limit = true, wire.PSNAdd(r.una, probePackets)
+		r.ramp, r.rampNext = probePackets, 0
 		r.rtoAt = now + r.rto()
 	}
 	r.transmit(w)

@@ -1,0 +1,157 @@
+package softroce
+
+import (
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-rdma/rdma/internal/verbs"
+	"github.com/go-rdma/rdma/internal/verbs/softroce/simnet"
+)
+
+// stream writes total bytes in messages of size, with depth of them outstanding,
+// and returns when the last is acknowledged.
+func stream(e, to *end, wake chan struct{}, total, size, depth int) {
+	posted, done := 0, 0
+	wr := verbs.SendWR{
+		Op: verbs.OpWrite, Flags: verbs.Signaled, SGL: e.sgl(0, size), RemoteAddr: to.mr.Addr(), RKey: to.mr.RKey(),
+	}
+	for done < total/size {
+		for posted < total/size && posted-done < depth {
+			e.send(wr)
+			posted++
+		}
+		require.NoError(e.t, e.cq.Arm())
+		got := e.outcomes()
+		for _, o := range got {
+			require.Equal(e.t, verbs.Success, o.Status)
+		}
+		if done += len(got); len(got) == 0 {
+			<-wake
+		}
+	}
+}
+
+func waker() (chan struct{}, func()) {
+	c := make(chan struct{}, 1)
+	return c, func() {
+		select {
+		case c <- struct{}{}:
+		default:
+		}
+	}
+}
+
+func TestBottleneckIsUsedWell(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		net   simnet.Options
+		least float64 // part of the rate
+	}{
+		{"short", simnet.Options{Rate: 100e6, Queue: 200 << 10, Delay: 50 * time.Microsecond}, 0.85},
+		{"long", simnet.Options{Rate: 100e6, Queue: 1 << 20, Delay: 5 * time.Millisecond}, 0.6},
+		{"shallow", simnet.Options{Rate: 100e6, Queue: 64 << 10, Delay: 200 * time.Microsecond}, 0.6},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				_, a, b := pair(t, 1, c.net)
+				wake, notify := waker()
+				x, y := connected(a, b, link{mtu: 4096, notifyA: notify, depth: 64})
+				const total = 64 << 20
+				start := time.Now()
+				stream(x, y, wake, total, 256<<10, 32)
+				took := time.Since(start)
+				rate := total / took.Seconds() / float64(c.net.Rate)
+				again := float64(x.q.Stats().Retransmits) / (total / 4096)
+				t.Logf("%.0f%% of the rate, %.2f%% sent again, %d timeouts", 100*rate, 100*again, a.dev.stats.timeouts.Load())
+				require.Greater(t, rate, c.least)
+				require.Less(t, again, 0.1)
+			})
+		})
+	}
+}
+
+func TestQueuePairsShareThePath(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		_, a, b := pair(t, 1, simnet.Options{Rate: 100e6, Queue: 100 << 10, Delay: 100 * time.Microsecond})
+		const n = 8
+		var wg sync.WaitGroup
+		var first, last time.Duration
+		var mu sync.Mutex
+		start := time.Now()
+		for range n {
+			wake, notify := waker()
+			x, y := connected(a, b, link{mtu: 1024, notifyA: notify})
+			wg.Go(func() {
+				stream(x, y, wake, 2<<20, 64<<10, 8)
+				mu.Lock()
+				defer mu.Unlock()
+				if last = time.Since(start); first == 0 {
+					first = last
+				}
+			})
+		}
+		wg.Wait()
+		t.Logf("first after %v, last after %v; %d of %d packets sent again", first, last, a.dev.stats.retransmits.Load(), n*2048)
+		require.Less(t, last, 2*n*(2<<20)*time.Second/100e6)
+		require.Greater(t, first, last/2, "none starves")
+		require.Len(t, a.dev.paths.m, 1)
+		for _, c := range a.dev.paths.m {
+			require.Zero(t, c.inflight)
+			require.Nil(t, c.first)
+		}
+	})
+}
+
+func TestDeadQueuePairDoesNotHurtOthers(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		_, a, b := pair(t, 1, simnet.Options{Rate: 100e6, Queue: 200 << 10, Delay: 50 * time.Microsecond})
+		for range 20 { // their other ends vanish without a word
+			x, y := connected(a, b, link{mtu: 1024})
+			require.NoError(t, y.q.Close())
+			x.send(verbs.SendWR{Op: verbs.OpWrite, SGL: a.sgl(0, 1<<20), RemoteAddr: 1, RKey: 1})
+		}
+		time.Sleep(time.Second)
+		wake, notify := waker()
+		x, y := connected(a, b, link{mtu: 1024, notifyA: notify})
+		start := time.Now()
+		stream(x, y, wake, 8<<20, 64<<10, 8)
+		rate := 8 << 20 / time.Since(start).Seconds() / 100e6
+		t.Logf("%.0f%% of the rate", 100*rate)
+		require.Greater(t, rate, 0.6)
+	})
+}
+
+func TestClosedQueuePairsGiveTheirRoomBack(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		net, a, b := pair(t, 1, simnet.Options{})
+		remove := net.Filter(nil)
+		keep, _ := connected(a, b, link{})
+		var xs []*end
+		for i := range 50 {
+			x, _ := connected(a, b, link{})
+			x.send(verbs.SendWR{Op: verbs.OpWrite, SGL: a.sgl(0, 1<<20), RemoteAddr: 1, RKey: 1})
+			if i == 25 {
+				keep.send(verbs.SendWR{Op: verbs.OpWrite, Flags: verbs.Signaled, SGL: a.sgl(0, 5000), RemoteAddr: b.mr.Addr(), RKey: b.mr.RKey()})
+			}
+			xs = append(xs, x)
+		}
+		require.Empty(t, keep.completions())
+		for i, x := range xs { // in neither the order of the line nor its reverse
+			if i%2 == 0 {
+				require.NoError(t, x.q.Close())
+			}
+		}
+		for i, x := range xs {
+			if i%2 != 0 {
+				require.NoError(t, x.q.ToError())
+			}
+		}
+		remove()
+		time.Sleep(time.Second)
+		require.Equal(t, []outcome{{0, 0}}, keep.outcomes())
+		require.Zero(t, keep.q.rc.cc.inflight)
+	})
+}

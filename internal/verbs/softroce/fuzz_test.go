@@ -1,0 +1,91 @@
+package softroce
+
+import (
+	"bytes"
+	"encoding/binary"
+	"net/netip"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-rdma/rdma/internal/verbs"
+	"github.com/go-rdma/rdma/internal/verbs/softroce/netio"
+	"github.com/go-rdma/rdma/internal/verbs/softroce/wire"
+)
+
+// FuzzReceive lets a hostile peer send anything. Its packets are made of the input: a byte
+// of flags, a length in words, and the packet itself, of which the flags replace parts by what a
+// peer that knows the connection would send.
+func FuzzReceive(f *testing.F) {
+	seed := func(hs ...wire.Packet) {
+		var in []byte
+		for _, h := range hs {
+			h.PKey = wire.DefaultPKey
+			h.Pad = wire.PadFor(len(h.Payload))
+			b := make([]byte, h.HeaderLen(), 4096)
+			h.PutHeaders(b)
+			b = append(b, h.Payload...)
+			b = append(b, make([]byte, h.Pad)...)
+			in = append(in, 0xFF, byte(len(b)/4))
+			in = append(in, b...)
+		}
+		f.Add(in)
+	}
+	reth := wire.RETH{Length: 300}
+	full := make([]byte, 256)
+	seed(packet(wire.RCSendOnly, 0, []byte("abc")), packet(wire.RCSendOnlyImm, 0, nil))
+	seed(packet(wire.RCSendFirst, 0, full), packet(wire.RCSendMiddle, 0, full), packet(wire.RCSendLast, 0, []byte("abcd")))
+	seed(wire.Packet{BTH: wire.BTH{Opcode: wire.RCWriteFirst}, RETH: reth, Payload: full}, packet(wire.RCWriteLastImm, 0, full[:44]))
+	seed(ack(0), response(0, wire.SyndromePSNSequence), response(0, wire.SyndromeRNR|1), response(0, wire.SyndromeRemoteAccess))
+	seed(packet(wire.RCReadRequest, 0, nil), packet(wire.RCReadResponseOnly, 0, full), packet(wire.UDSendOnly, 0, full))
+	f.Add([]byte{0, 1, 2, 3})
+
+	f.Fuzz(func(t *testing.T, in []byte) {
+		pa, _ := newPipes()
+		n := newNode(t, nil, pa, addrA)
+		e := n.newEnd(verbs.QPInitAttr{}, 64, nil)
+		require.NoError(t, e.q.connect(&rcAttr{
+			path: newPath(addrA, addrB), destQPN: peerQPN, mtu: 256, ackTimeout: 19, rqPSN: 0xFFFFFC, sqPSN: 0xFFFFFD, rnrRetry: 3,
+		}))
+		small := n.reg(n.mem[4096:4096+500], verbs.LocalWrite|verbs.RemoteWrite)
+		e.recv(verbs.RecvWR{SGL: []verbs.SGE{{Addr: small.Addr(), Length: 300, LKey: small.LKey()}}}, verbs.RecvWR{}, verbs.RecvWR{})
+		e.send(e.write(1, 0, 1000), e.write(2, 0, 0), e.write(3, 5, 5))
+
+		var batch []netio.Packet
+		for len(in) >= 2 {
+			flags, size := in[0], min(int(in[1])*4, len(in)-2)
+			b := bytes.Clone(in[2 : 2+size])
+			in = in[2+size:]
+			if len(b) >= wire.BTHLen {
+				if flags&1 != 0 {
+					b[4], b[5], b[6], b[7] = 0, byte(e.q.num>>16), byte(e.q.num>>8), byte(e.q.num)
+				}
+				if op := wire.Opcode(b[0]); flags&2 != 0 {
+					psn := (e.q.rc.exp + uint32(len(batch))) & psnMask
+					if op.IsResponse() {
+						psn = e.q.rc.una
+					}
+					b[9], b[10], b[11] = byte(psn>>16), byte(psn>>8), byte(psn)
+				}
+				if op := wire.Opcode(b[0]); flags&4 != 0 && op.HasRETH() && len(b) >= op.HeaderLen() {
+					binary.BigEndian.PutUint64(b[12:], small.Addr()+uint64(flags>>4))
+					binary.BigEndian.PutUint32(b[20:], small.RKey())
+				}
+			}
+			batch = append(batch, netio.Packet{Local: addrA, Remote: netip.AddrPortFrom(addrB, 1), Data: b})
+			if flags&8 == 0 || len(batch) == 16 {
+				n.dev.HandlePackets(batch)
+				batch = batch[:0]
+			}
+		}
+		n.dev.HandlePackets(batch)
+
+		require.NoError(t, e.q.ToError())
+		require.Len(t, e.completions(), 6, "every request completes once")
+		require.Zero(t, e.q.rc.inflight)
+		require.Zero(t, e.q.rc.cc.inflight)
+		require.Equal(t, make([]byte, 4096), n.mem[:4096])
+		require.Equal(t, make([]byte, 4096-500), n.mem[4096+500:8192])
+		require.NoError(t, small.Close())
+	})
+}
