@@ -157,7 +157,7 @@ func (c *Conn) takeSends(wcs []verbs.WC, in *arrivals) {
 		}
 	}
 	t.peerShut = t.peerShut || in.shut
-	t.peerGone = t.peerGone || in.gone
+	t.peerGone = t.peerGone || in.gone && t.err == nil
 	if in.err != nil {
 		if in.protocol {
 			protocolErrors.Add(1)
@@ -220,7 +220,7 @@ func (c *Conn) disconnected() {
 	}
 	c.rx.mu.Unlock()
 	c.tx.mu.Lock()
-	c.tx.peerGone = true
+	c.tx.peerGone = c.tx.peerGone || c.tx.err == nil
 	c.closeChanged()
 	c.tx.mu.Unlock()
 	c.rd.Signal()

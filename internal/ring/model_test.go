@@ -337,7 +337,9 @@ func TestCToReceiver(t *testing.T) {
 			for send(maxMsg) {
 			}
 			deliverUs()
-			unlend()
+			for len(loans) > 0 {
+				unlend()
+			}
 			for range maxSegments + 1 {
 				read(1<<20, false)
 			}

@@ -178,29 +178,27 @@ func (r *receiver) drop() {
 
 // retire takes out the segments that have been read to their end.
 func (r *receiver) retire() {
-	n := 0
-	for n < r.fill && r.segs[n].read == len(r.segs[n].mem) && r.segs[n].pins == 0 {
-		s := r.segs[n]
-		n++
+	kept := r.segs[:0]
+	for i, s := range r.segs {
+		if i >= r.fill || s.read < len(s.mem) || s.pins > 0 {
+			kept = append(kept, s)
+			continue
+		}
 		switch took := s.full - s.first; {
 		case r.sink:
 		case took < segFast && r.avail < len(s.mem):
-			r.size = max(r.size, 2*len(s.mem))
+			r.size = min(max(r.size, 2*len(s.mem)), r.maxSegment())
 		case took > segSlow:
-			r.size = max(r.size/2, segInitial)
+			r.size = min(max(r.size/2, segInitial), r.maxSegment())
 		}
 		if r.spare != nil {
 			r.trash = append(r.trash, r.spare)
 		}
 		r.spare = s
 	}
-	if n > 0 {
-		r.size = min(r.size, r.maxSegment())
-		k := copy(r.segs, r.segs[n:])
-		clear(r.segs[k:])
-		r.segs = r.segs[:k]
-		r.fill -= n
-	}
+	r.fill -= len(r.segs) - len(kept)
+	clear(r.segs[len(kept):])
+	r.segs = kept
 }
 
 // total is the receive memory there is.
