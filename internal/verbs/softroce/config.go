@@ -6,7 +6,9 @@ import (
 	"io"
 	"time"
 
+	"github.com/go-rdma/rdma/internal/verbs/softroce/ibcm"
 	"github.com/go-rdma/rdma/internal/verbs/softroce/netio"
+	"github.com/go-rdma/rdma/internal/verbs/softroce/share"
 )
 
 // Config are the parameters of a softroce instance. The zero value is the real
@@ -16,6 +18,12 @@ type Config struct {
 	Open  func(h netio.Handler) (netio.Conn, error) // nil: the host's UDP sockets
 	Clock Clock                                     // nil: package time
 	Rand  io.Reader                                 // of keys, numbers and addresses; nil: crypto/rand
+
+	// Share joins the processes that share the network. received takes what they
+	// hand over. nil: package share, or nobody if Open is set.
+	Share func(received func(p *netio.Packet)) (Sharer, error)
+
+	cm func(*ibcm.Config) // changes the communication manager's times
 }
 
 // Clock tells the time and runs functions later.
@@ -58,6 +66,20 @@ func (c *Config) open(h netio.Handler) (netio.Conn, error) {
 		return nil, err
 	}
 	return conn, nil
+}
+
+func (c *Config) share(received func(p *netio.Packet)) (Sharer, error) {
+	switch {
+	case c.Share != nil:
+		return c.Share(received)
+	case c.Open != nil:
+		return newLocalShare(c), nil
+	}
+	s, err := share.Join(share.Config{Received: received})
+	if err != nil {
+		return nil, err
+	}
+	return s, nil
 }
 
 func (c *Config) rand() io.Reader {

@@ -129,6 +129,17 @@ func (c *Conn) RemoteID() uint32 {
 	return c.remoteID
 }
 
+// Alive tells whether the connection is not over: it stands, or may come to.
+func (c *Conn) Alive() bool {
+	c.a.mu.Lock()
+	defer c.a.mu.Unlock()
+	switch c.state {
+	case idle, dreqSent, timeWait, rejected:
+		return false
+	}
+	return !c.over
+}
+
 // Accept answers a request with a REP, perhaps before Config.Request returns
 // [Taken] for it. The queue pair must be ready for the
 // peer's packets: they may come before its RTU.
