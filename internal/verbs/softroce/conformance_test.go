@@ -1,36 +1,100 @@
-package softroce
+package softroce_test
 
 import (
+	"context"
+	"math/rand/v2"
 	"net/netip"
 	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
 
 	"github.com/go-rdma/rdma/internal/verbs"
+	"github.com/go-rdma/rdma/internal/verbs/softroce"
 	"github.com/go-rdma/rdma/internal/verbs/softroce/simnet"
+	"github.com/go-rdma/rdma/internal/verbs/softroce/wire"
 	"github.com/go-rdma/rdma/internal/verbs/verbstest"
 )
 
-// notYet are the operations that the device lacks.
-var notYet = []verbs.Opcode{
+// lacking are the operations that the device does not have.
+var lacking = []verbs.Opcode{
 	verbs.OpSendWithInv, verbs.OpRead, verbs.OpCompareSwap, verbs.OpFetchAdd, verbs.OpFlush, verbs.OpAtomicWrite,
 }
 
-// TestConformanceSimnet runs the suite between two hosts of a simulated network.
-func TestConformanceSimnet(t *testing.T) {
-	net := simnet.New(1, simnet.Options{MTU: 1500})
-	verbstest.TestProvider(t, verbstest.Config{
-		Active: New(&Config{Open: net.Host(addrA, addrA6).Open}), Passive: New(&Config{Open: net.Host(addrB, addrB6).Open}),
-		Listen: addrB, Dial: addrB, Unsupported: notYet, Connections: 100,
+// provider returns a provider that has told all peers when the test ends, so that
+// no goroutine is left.
+func provider(t *testing.T, cfg *softroce.Config) *softroce.Provider {
+	p := softroce.New(cfg)
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+		defer cancel()
+		require.NoError(t, p.Drain(ctx))
 	})
+	return p
 }
 
-// TestConformanceLoopback runs the suite over real sockets, on both families.
-func TestConformanceLoopback(t *testing.T) {
-	for _, addr := range []string{"127.0.0.1", "::1"} {
-		t.Run(addr, func(t *testing.T) {
-			p := New(&Config{})
+// loss drops some packets of connections. Datagrams of the communication manager get
+// through, whose repetition takes seconds, and so do refusals (NAK 0x61 and up),
+// which are sent once: after that the responder is mute, and a
+// requester that missed it learns only that the peer does not answer.
+func loss(p float64) func(f *simnet.Frame) bool {
+	rng := rand.New(rand.NewPCG(1, 2))
+	return func(f *simnet.Frame) bool {
+		var h wire.Packet
+		if h.Decode(f.Data) != nil || h.DestQP == wire.QPNGSI {
+			return false
+		}
+		if h.Opcode.HasAETH() && h.Kind() == wire.KindNAK && h.Syndrome != wire.SyndromePSNSequence {
+			return false
+		}
+		return rng.Float64() < p
+	}
+}
+
+// TestConformanceSimulated runs the suite between two hosts of a simulated network,
+// good and bad.
+func TestConformanceSimulated(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		a, b string
+		opts simnet.Options
+	}{
+		{"Good", "fd00::1", "fd00::2", simnet.Options{}},
+		{"Bad", "10.0.0.1", "10.0.0.2", simnet.Options{
+			MTU: 1500, Dup: 0.005, Reorder: 0.005, Delay: 50 * time.Microsecond, Jitter: 50 * time.Microsecond,
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			a, b := netip.MustParseAddr(c.a), netip.MustParseAddr(c.b)
+			network := simnet.New(1, c.opts)
+			if c.name == "Bad" {
+				network.Filter(loss(0.005))
+			}
 			verbstest.TestProvider(t, verbstest.Config{
-				Active: p, Passive: p, Listen: netip.MustParseAddr(addr), Dial: netip.MustParseAddr(addr),
-				Unsupported: notYet, Connections: 100,
+				Active:  provider(t, &softroce.Config{Open: network.Host(a).Open}),
+				Passive: provider(t, &softroce.Config{Open: network.Host(b).Open}),
+				Listen:  b, Dial: b, Unsupported: lacking,
+			})
+		})
+	}
+}
+
+// TestConformanceLoopback runs the suite over UDP sockets of this host: between a
+// provider and itself, and between two that share the port as two processes do.
+func TestConformanceLoopback(t *testing.T) {
+	one, other := provider(t, &softroce.Config{}), provider(t, &softroce.Config{})
+	for _, c := range []struct {
+		name            string
+		active, passive *softroce.Provider
+		listen, dial    string
+	}{
+		{"Self", one, one, "0.0.0.0", "127.0.0.1"},
+		{"Two", one, other, "::1", "::1"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			verbstest.TestProvider(t, verbstest.Config{
+				Active: c.active, Passive: c.passive,
+				Listen: netip.MustParseAddr(c.listen), Dial: netip.MustParseAddr(c.dial), Unsupported: lacking,
 			})
 		})
 	}

@@ -1,6 +1,7 @@
 package verbstest
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -197,7 +198,7 @@ func testGather(s *suite, t *testing.T) {
 				got = append(got, d.bytes()...)
 				d.requireGuards(t)
 			}
-			require.Equal(t, want, got[:len(want)])
+			require.True(t, bytes.Equal(want, got[:len(want)]))
 			for _, v := range got[len(want):] {
 				require.Equal(t, byte(guardByte), v, "bytes behind the message")
 			}
