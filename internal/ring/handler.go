@@ -35,11 +35,11 @@ func (h *handler) HandleCompletions(wcs []verbs.WC) {
 	if in.alive {
 		c.keep.touch()
 	}
-	if in.wake {
-		c.rd.Signal()
-	}
 	if in.sends || in.updates || in.shut || in.gone || in.due || in.err != nil {
 		c.takeSends(wcs, &in)
+	}
+	if in.wake {
+		c.rd.Signal()
 	}
 	if in.err != nil {
 		c.giveUp(in.err)
@@ -94,19 +94,8 @@ func (in *arrivals) take(c *Conn, wcs []verbs.WC) {
 		// reason: the peer broke the connection.
 		in.err = syscall.ECONNRESET
 	}
-	if in.shut || in.gone {
-		if c.rx.err == nil {
-			c.rx.eof = true
-		}
-		in.wake = true
-	}
-	if in.err != nil {
-		if c.rx.err == nil && !c.rx.eof {
-			c.rx.err = in.err
-		}
-		in.wake = true
-	}
-	in.due = c.rx.err == nil && c.rx.due()
+	in.wake = in.wake || in.shut || in.gone
+	in.due = in.err == nil && c.rx.err == nil && c.rx.due()
 }
 
 // arrived takes one message of the peer.
@@ -158,6 +147,9 @@ func (c *Conn) takeSends(wcs []verbs.WC, in *arrivals) {
 	}
 	t.peerShut = t.peerShut || in.shut
 	t.peerGone = t.peerGone || in.gone && t.err == nil
+	if in.shut || in.gone {
+		c.endOfFile() // not seen before what the other half must know
+	}
 	if in.err != nil {
 		if in.protocol {
 			protocolErrors.Add(1)
@@ -214,17 +206,22 @@ func (h *handler) HandleFailure(err error) { (*Conn)(h).fail(err) }
 // ended, or is C and exits: what librdmacm shows as end of file.
 func (c *Conn) disconnected() {
 	c.giveUp(syscall.ECONNRESET)
+	c.tx.mu.Lock()
+	c.tx.peerGone = c.tx.peerGone || c.tx.err == nil
+	c.endOfFile()
+	c.closeChanged()
+	c.tx.mu.Unlock()
+	c.rd.Signal()
+	c.wr.Signal()
+}
+
+// endOfFile says that the peer sends no more, unless the connection failed before.
+func (c *Conn) endOfFile() {
 	c.rx.mu.Lock()
 	if c.rx.err == nil {
 		c.rx.eof = true
 	}
 	c.rx.mu.Unlock()
-	c.tx.mu.Lock()
-	c.tx.peerGone = c.tx.peerGone || c.tx.err == nil
-	c.closeChanged()
-	c.tx.mu.Unlock()
-	c.rd.Signal()
-	c.wr.Signal()
 }
 
 // fail ends the connection with an error.

@@ -1,0 +1,737 @@
+package ring
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"runtime"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-rdma/rdma/internal/verbs"
+	"github.com/go-rdma/rdma/internal/verbs/softroce/simnet"
+)
+
+// rawPeer speaks to a Conn in verbs: what a test tells it, and nothing else.
+type rawPeer struct {
+	t      testing.TB
+	id     verbs.CMID
+	dev    verbs.Device
+	pd     verbs.PD
+	cq     verbs.CQ
+	qp     verbs.QP
+	arena  verbs.Arena
+	mr     verbs.MR
+	mem    []byte
+	theirs connData
+	sends  uint64
+	wcs    []verbs.WC
+	events chan verbs.Event
+}
+
+const (
+	rawBuf     = 4096 // offset of the receive buffer; the target SGL is at 0
+	rawBufLen  = 64 << 10
+	rawSrc     = 128 << 10 // offset of what is sent
+	rawEntries = 4
+)
+
+func newRaw(t testing.TB, id verbs.CMID, receives int) *rawPeer {
+	p := &rawPeer{t: t, id: id, events: make(chan verbs.Event, 16)}
+	id.SetHandler(func(ev verbs.Event) { p.events <- ev })
+	var err error
+	p.dev, err = id.Provider().Open(id.Device().Info().Name)
+	require.NoError(t, err)
+	p.pd, err = p.dev.AllocPD()
+	require.NoError(t, err)
+	p.arena, err = p.pd.NewArena(2 << 20)
+	require.NoError(t, err)
+	p.mem = p.arena.Bytes()
+	p.mr, err = p.pd.RegMR(p.mem, verbs.LocalWrite|verbs.RemoteWrite)
+	require.NoError(t, err)
+	p.cq, err = p.dev.CreateCQ(&verbs.CQAttr{Depth: 1024})
+	require.NoError(t, err)
+	p.qp, err = id.CreateQP(p.pd, &verbs.QPInitAttr{
+		Type: verbs.RC, SendCQ: p.cq, RecvCQ: p.cq, MaxSendWR: 400, MaxRecvWR: 400, MaxSendSGE: 1, MaxRecvSGE: 1, MinRNRTimer: 1,
+	})
+	require.NoError(t, err)
+	p.recv(receives)
+	t.Cleanup(p.close)
+	return p
+}
+
+func (p *rawPeer) recv(n int) {
+	for range n {
+		k, err := p.qp.PostRecv([]verbs.RecvWR{{ID: 1 << 40}})
+		require.NoError(p.t, err)
+		require.Equal(p.t, 1, k)
+	}
+}
+
+func (p *rawPeer) close() {
+	_ = p.id.Disconnect()
+	for _, c := range []io.Closer{p.qp, p.cq, p.id, p.mr, p.arena, p.pd, p.dev} {
+		assert.NoError(p.t, c.Close())
+	}
+}
+
+// hello is a well-formed block of private data of this peer's memory.
+func (p *rawPeer) hello(credits uint16) connData {
+	return connData{
+		credits: credits,
+		sgl:     descriptor{addr: p.mr.Addr(), key: p.mr.RKey(), length: rawEntries},
+		buf:     descriptor{addr: p.mr.Addr() + rawBuf, key: p.mr.RKey(), length: rawBufLen},
+	}
+}
+
+// rawClient connects a raw peer to a Conn that serves.
+func (w *world) rawClient(credits uint16, receives int, change func(b []byte)) (*rawPeer, *Conn) {
+	w.t.Helper()
+	ch := w.accept()
+	p := newRaw(w.t, w.resolve(), receives)
+	d := p.hello(credits)
+	hello := d.appendTo(nil)
+	if change != nil {
+		change(hello)
+	}
+	rep, err := p.id.Connect(context.Background(), connParam(hello))
+	require.NoError(w.t, err)
+	p.theirs, err = parseConnData(rep.PrivateData)
+	require.NoError(w.t, err)
+	s := <-ch
+	require.NoError(w.t, s.err)
+	w.t.Cleanup(func() { _, _ = s.c.SetLinger(0), s.c.Close() })
+	return p, s.c
+}
+
+// rawServer answers the next request with a raw peer.
+func (w *world) rawServer(credits uint16, change func(b []byte)) <-chan *rawPeer {
+	ch := make(chan *rawPeer, 1)
+	go func() {
+		id, err := w.ln.GetRequest(context.Background())
+		if !assert.NoError(w.t, err) {
+			close(ch)
+			return
+		}
+		p := newRaw(w.t, id, int(credits)+32)
+		p.theirs, err = parseConnData(id.Request().PrivateData)
+		assert.NoError(w.t, err)
+		d := p.hello(credits)
+		hello := d.appendTo(nil)
+		if change != nil {
+			change(hello)
+		}
+		assert.NoError(w.t, id.Accept(connParam(hello)))
+		ch <- p
+	}()
+	return ch
+}
+
+// post sends one WRITE WITH IMMEDIATE and returns its status.
+func (p *rawPeer) post(addr uint64, key, imm uint32, data []byte) verbs.Status {
+	return p.send(verbs.SendWR{Op: verbs.OpWriteWithImm, Imm: imm, RemoteAddr: addr, RKey: key}, data)
+}
+
+func (p *rawPeer) send(wr verbs.SendWR, data []byte) verbs.Status {
+	p.t.Helper()
+	p.sends++
+	wr.ID, wr.Flags = p.sends, verbs.Signaled
+	if len(data) > 0 {
+		copy(p.mem[rawSrc:], data)
+		wr.SGL = []verbs.SGE{{Addr: p.mr.Addr() + rawSrc, Length: uint32(len(data)), LKey: p.mr.LKey()}}
+	}
+	n, err := p.qp.PostSend([]verbs.SendWR{wr})
+	require.NoError(p.t, err)
+	require.Equal(p.t, 1, n)
+	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); runtime.Gosched() {
+		p.poll()
+		for i, wc := range p.wcs {
+			if wc.ID == wr.ID {
+				p.wcs = append(p.wcs[:i], p.wcs[i+1:]...)
+				return wc.Status
+			}
+		}
+	}
+	p.t.Fatal("no completion")
+	return 0
+}
+
+// data sends bytes to the Conn's first buffer at an offset.
+func (p *rawPeer) data(off int, b []byte) verbs.Status {
+	p.t.Helper()
+	return p.post(p.theirs.buf.addr+uint64(off), p.theirs.buf.key, imm(immData, uint32(len(b))), b)
+}
+
+func (p *rawPeer) ctrl(v uint32) verbs.Status {
+	p.t.Helper()
+	return p.post(0xbad, 0xbad, imm(immCtrl, v), nil)
+}
+
+func (p *rawPeer) poll() {
+	var wcs [16]verbs.WC
+	for {
+		n, err := p.cq.Poll(wcs[:])
+		require.NoError(p.t, err)
+		if n == 0 {
+			return
+		}
+		p.wcs = append(p.wcs, wcs[:n]...)
+	}
+}
+
+// take returns the next message of the Conn.
+func (p *rawPeer) take() verbs.WC {
+	p.t.Helper()
+	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); runtime.Gosched() {
+		p.poll()
+		for i, wc := range p.wcs {
+			if wc.ID == 1<<40 {
+				p.wcs = append(p.wcs[:i], p.wcs[i+1:]...)
+				require.Equal(p.t, verbs.Success, wc.Status)
+				require.Equal(p.t, verbs.WCRecvWithImm, wc.Op)
+				p.recv(1)
+				return wc
+			}
+		}
+	}
+	p.t.Fatal("no message")
+	return verbs.WC{}
+}
+
+func (p *rawPeer) nothing(d time.Duration) {
+	p.t.Helper()
+	time.Sleep(d)
+	p.poll()
+	for _, wc := range p.wcs {
+		if wc.ID == 1<<40 {
+			p.t.Fatalf("message %#x", wc.Imm)
+		}
+	}
+}
+
+func readN(t testing.TB, c *Conn, n int) []byte {
+	t.Helper()
+	b := make([]byte, n)
+	require.NoError(t, c.SetReadDeadline(time.Now().Add(10*time.Second)))
+	_, err := io.ReadFull(c, b)
+	require.NoError(t, err)
+	require.NoError(t, c.SetReadDeadline(time.Time{}))
+	return b
+}
+
+// TestHello: what a Conn says in its private data, in both roles.
+func TestHello(t *testing.T) {
+	w := newWorld(t, simnet.Options{})
+	check := func(b []byte, net byte) {
+		require.Equal(t, []byte{1, net}, b[:2], "version 1, no iomap")
+		require.Equal(t, make([]byte, 4), b[4:8], "reserved, no iomap slots")
+		d, err := parseConnData(b)
+		require.NoError(t, err)
+		require.GreaterOrEqual(t, d.credits, uint16(16))
+		require.EqualValues(t, sglEntries, d.sgl.length)
+		require.EqualValues(t, segInitial, d.buf.length)
+		require.NotEqual(t, d.sgl.key, d.buf.key)
+	}
+	for _, big := range []bool{false, true} {
+		ch := w.accept()
+		p := newRaw(t, w.resolve(), 32)
+		d := p.hello(16)
+		d.bigEndian = big
+		rep, err := p.id.Connect(context.Background(), connParam(d.appendTo(nil)))
+		require.NoError(t, err)
+		s := <-ch
+		require.NoError(t, s.err)
+		net := byte(0)
+		if big {
+			net = flagNet // the server mirrors the bit
+		}
+		check(rep.PrivateData, net)
+		require.EqualValues(t, 7, rep.RNRRetryCount)
+		require.NoError(t, s.c.SetLinger(0))
+		require.NoError(t, s.c.Close())
+	}
+	go func() {
+		id, err := w.ln.GetRequest(context.Background())
+		if !assert.NoError(t, err) {
+			return
+		}
+		req := id.Request()
+		assert.EqualValues(t, 7, req.RNRRetryCount)
+		assert.EqualValues(t, 0, req.ResponderResources)
+		assert.EqualValues(t, 0, req.InitiatorDepth)
+		assert.True(t, req.FlowControl)
+		check(req.PrivateData, 0)
+		assert.NoError(t, id.Reject([]byte("no")))
+		assert.NoError(t, id.Close())
+	}()
+	_, err := Client(context.Background(), w.resolve(), nil)
+	var rej *verbs.RejectError
+	require.ErrorAs(t, err, &rej)
+	require.Equal(t, verbs.RejConsumer, rej.Reason)
+	require.ErrorIs(t, err, syscall.ECONNREFUSED)
+}
+
+// TestVersions: a request of another version, or without private data, is rejected with reason
+// 28; an answer of another version ends the attempt.
+func TestVersions(t *testing.T) {
+	w := newWorld(t, simnet.Options{})
+	before := ProtocolErrors()
+	for i, hello := range [][]byte{{2}, {}, make([]byte, connDataLen), {1, 0, 0, 0}} {
+		ch := w.accept()
+		p := newRaw(t, w.resolve(), 16)
+		_, err := p.id.Connect(context.Background(), connParam(hello))
+		var rej *verbs.RejectError
+		require.ErrorAs(t, err, &rej, "%d", i)
+		require.Equal(t, verbs.RejConsumer, rej.Reason)
+		require.ErrorIs(t, (<-ch).err, ErrProtocol)
+	}
+	raw := w.rawServer(16, func(b []byte) { b[0] = 2 })
+	_, err := Client(context.Background(), w.resolve(), nil)
+	require.ErrorIs(t, err, ErrProtocol)
+	p := <-raw
+	ev := <-p.events
+	if ev.Type == verbs.EventEstablished {
+		ev = <-p.events
+	}
+	require.Equal(t, verbs.EventDisconnected, ev.Type)
+	require.Equal(t, before+5, ProtocolErrors())
+
+	// Nobody else notices.
+	c, s := w.pair()
+	write(t, c, []byte("fine"))
+	require.Equal(t, "fine", string(readN(t, s, 4)))
+}
+
+// TestDescriptorsOnTheWire: a Conn publishes into entries 1, 2, 3, 0 of a target SGL of
+// four, all 16 bytes in one WRITE WITH IMMEDIATE, in the byte order of its owner.
+func TestDescriptorsOnTheWire(t *testing.T) {
+	w := newWorld(t, simnet.Options{})
+	for _, big := range []bool{false, true} {
+		p, s := w.rawClient(16, 64, func(b []byte) {
+			if big {
+				b[1] = flagNet
+			}
+		})
+		require.Equal(t, big, p.theirs.bigEndian)
+		cur := p.theirs.buf
+		written, limit := 0, uint32(p.theirs.credits)
+		var next []descriptor
+		entry := 1
+		for round := range 12 {
+			n := int(cur.length)
+			half := n / 2
+			for _, part := range [][2]int{{0, half}, {half, n - half}} {
+				b := pattern(written, part[1])
+				require.Equal(t, verbs.Success, p.post(cur.addr+uint64(part[0]), cur.key, imm(immData, uint32(part[1])), b))
+				written += part[1]
+			}
+			require.Equal(t, pattern(written-n, n), readN(t, s, n), "round %d", round)
+			for len(next) == 0 {
+				wc := p.take()
+				typ, v := parseImm(wc.Imm)
+				require.EqualValues(t, immSGL, typ)
+				require.GreaterOrEqual(t, v, limit, "limits never decrease")
+				require.LessOrEqual(t, int(v), 2*round+2+windowMax)
+				limit = v
+				if wc.ByteLen == 0 {
+					continue
+				}
+				require.EqualValues(t, descriptorLen, wc.ByteLen)
+				mem := p.mem[entry*descriptorLen : (entry+1)*descriptorLen]
+				next = append(next, parseDescriptor(mem, order(big)))
+				clear(mem)
+				entry = (entry + 1) % rawEntries
+				for i := 1; i < rawEntries-1; i++ { // the next one may have been written by now
+					e := (entry + i) % rawEntries * descriptorLen
+					require.Equal(t, make([]byte, descriptorLen), p.mem[e:e+descriptorLen], "entry %d after %d", e/descriptorLen, entry)
+				}
+			}
+			cur, next = next[0], next[1:]
+		}
+	}
+}
+
+// TestDataOnTheWire: a Conn fills descriptors completely and in order, in messages that
+// stay inside one, keeps credits in reserve, and goes on with absolute, 16-bit, even 17-bit limits.
+func TestDataOnTheWire(t *testing.T) {
+	w := newWorld(t, simnet.Options{})
+	for _, big := range []bool{false, true} {
+		const credits = 16
+		raw := w.rawServer(credits, func(b []byte) {
+			if big {
+				b[1] = flagNet // a server that does not mirror
+			}
+			binary.BigEndian.PutUint32(b[36:], 1000)
+		})
+		c, err := Client(context.Background(), w.resolve(), nil)
+		require.NoError(t, err)
+		p := <-raw
+		require.False(t, p.theirs.bigEndian)
+		total := 100000
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			for off := 0; off < total; off += 500 {
+				write(t, c, pattern(off, 500))
+			}
+			assert.NoError(t, c.CloseWrite())
+		}()
+		// The peer's buffer: regions of odd sizes, published into this side's entries 1, 0, 1 ...
+		got := make([]byte, 0, total)
+		msgs, limit, entry := 0, uint32(65536-100+credits), 1
+		bufs := [][2]int{{0, 1000}} // offset in rawBuf, bytes left
+		used := 1000
+		p.publish(limit, nil, 0) // a limit alone, before any data
+		for shut := false; !shut; {
+			if msgs%7 == 0 {
+				p.ctrl(5) // unknown: ignored
+				require.Equal(t, verbs.Success, p.post(1, 1, imm(immInternal, 9), nil))
+			}
+			wc := p.take()
+			typ, n := parseImm(wc.Imm)
+			switch typ {
+			case immSGL:
+				continue // the Conn's own flow control
+			case immCtrl:
+				require.EqualValues(t, ctrlShutdown, n)
+				shut = true
+				continue
+			}
+			require.EqualValues(t, immData, typ)
+			require.Equal(t, n, wc.ByteLen)
+			require.Positive(t, n)
+			require.NotEmpty(t, bufs)
+			require.LessOrEqual(t, int(n), bufs[0][1], "beyond the descriptor")
+			off := rawBuf + bufs[0][0]
+			got = append(got, p.mem[off:off+int(n)]...)
+			bufs[0][0] += int(n)
+			bufs[0][1] -= int(n)
+			msgs++
+			if bufs[0][1] == 0 {
+				bufs = bufs[1:]
+			}
+			if len(bufs) < 2 {
+				size := 1 + (used*7)%1777
+				if used+size > rawBufLen {
+					used = 0
+				}
+				limit = 65536 - 100 + uint32(msgs) + credits // crosses 2^16
+				p.publish(limit, &descriptor{addr: p.mr.Addr() + rawBuf + uint64(used), key: p.mr.RKey(), length: uint32(size)}, entry)
+				bufs = append(bufs, [2]int{used, size})
+				entry = (entry + 1) % sglEntries
+				used += size
+			}
+		}
+		<-done
+		require.Equal(t, pattern(0, total), got)
+		require.NoError(t, c.SetLinger(0))
+		require.NoError(t, c.Close())
+	}
+}
+
+// publish sends an update of flow control to the Conn.
+func (p *rawPeer) publish(limit uint32, d *descriptor, entry int) {
+	p.t.Helper()
+	if d == nil {
+		require.Equal(p.t, verbs.Success, p.post(0x64, 0xde2e8de0, immSGL<<immShift|limit, nil))
+		return
+	}
+	b := d.append(nil, order(p.theirs.bigEndian))
+	require.Equal(p.t, verbs.Success, p.post(p.theirs.sgl.addr+uint64(entry)*descriptorLen, p.theirs.sgl.key, immSGL<<immShift|limit, b))
+}
+
+// TestTolerated: what checklist items 16, 17, 19, 20 and 21 demand, and what C does.
+func TestTolerated(t *testing.T) {
+	w := newWorld(t, simnet.Options{})
+	p, s := w.rawClient(64, 64, nil)
+	ok := func(st verbs.Status) { t.Helper(); require.Equal(t, verbs.Success, st) }
+	ok(p.send(verbs.SendWR{Op: verbs.OpWrite}, nil)) // keep-alive
+	ok(p.post(0xbad, 0xbad, imm(immData, 0), nil))   // no bytes: no end of file
+	p.publish(200, nil, 0)
+	ok(p.data(0, []byte("abc")))
+	ok(p.post(p.theirs.buf.addr+3, p.theirs.buf.key, imm(1, 3), []byte("def"))) // as C takes types 1, 3, 5
+	ok(p.post(p.theirs.buf.addr+6, p.theirs.buf.key, imm(3, 3), []byte("ghi")))
+	ok(p.post(p.theirs.buf.addr+9, p.theirs.buf.key, imm(5, 3), []byte("jkl")))
+	ok(p.post(0, 0, imm(immIOMap, 0), nil))
+	for v := range uint32(8) {
+		if v != ctrlDisconnect && v != ctrlShutdown {
+			ok(p.ctrl(v))
+		}
+	}
+	require.Equal(t, "abcdefghijkl", string(readN(t, s, 12)))
+
+	ok(p.data(12, []byte("more")))
+	ok(p.ctrl(ctrlShutdown))
+	p.publish(201, nil, 0)
+	ok(p.data(16, []byte("after shutdown")))
+	require.Equal(t, "moreafter shutdown", string(readN(t, s, 18)))
+	_, err := s.Read(make([]byte, 1))
+	require.ErrorIs(t, err, io.EOF)
+	write(t, s, []byte("the other way"))
+	for {
+		if wc := p.take(); wc.Imm>>immShift == immData {
+			require.Equal(t, "the other way", string(p.mem[rawBuf:rawBuf+wc.ByteLen]))
+			break
+		}
+	}
+	ok(p.data(30, []byte("last")))
+	ok(p.ctrl(ctrlDisconnect))
+	p.publish(202, nil, 0)
+	require.NoError(t, p.id.Disconnect())
+	time.Sleep(10 * time.Millisecond)
+	require.Equal(t, "last", string(readN(t, s, 4)))
+	_, err = s.Read(make([]byte, 1))
+	require.ErrorIs(t, err, io.EOF)
+	_, err = s.Write([]byte("x"))
+	require.ErrorIs(t, err, syscall.EPIPE)
+}
+
+// TestCredits: messages come back as credit without anybody reading, and in the middle
+// of a segment; the receives for them are there.
+func TestCredits(t *testing.T) {
+	w := newWorld(t, simnet.Options{})
+	p, s := w.rawClient(16, 64, nil)
+	limit := uint32(p.theirs.credits)
+	sent := uint32(0)
+	for ; sent < 2000; sent++ {
+		for limit == sent {
+			wc := p.take()
+			typ, v := parseImm(wc.Imm)
+			require.EqualValues(t, immSGL, typ)
+			require.Greater(t, v, limit)
+			limit = v
+		}
+		require.Equal(t, verbs.Success, p.data(int(sent), []byte{byte(sent)}))
+	}
+	require.Equal(t, []byte{0, 1, 2}, readN(t, s, 3))
+	require.Zero(t, p.qp.Stats().RNRs)
+}
+
+// TestEndsOnTheWire: SHUTDOWN and DISCONNECT as checklist items 23, 24 and 27 say.
+func TestEndsOnTheWire(t *testing.T) {
+	w := newWorld(t, simnet.Options{})
+	end := func(p *rawPeer, v uint32) {
+		t.Helper()
+		wc := p.take()
+		for wc.Imm>>immShift != immCtrl {
+			wc = p.take()
+		}
+		require.Equal(t, imm(immCtrl, v), wc.Imm)
+		require.Zero(t, wc.ByteLen)
+	}
+	t.Run("SHUTDOWN, then DISCONNECT, then DREQ", func(t *testing.T) {
+		p, s := w.rawClient(64, 64, nil)
+		require.NoError(t, s.CloseWrite())
+		end(p, ctrlShutdown)
+		require.NoError(t, s.Close())
+		end(p, ctrlDisconnect)
+		// The queue pair still acknowledges, for a while.
+		require.Equal(t, verbs.Success, p.ctrl(ctrlShutdown))
+	})
+	t.Run("CloseWrite after SHUTDOWN is DISCONNECT", func(t *testing.T) {
+		p, s := w.rawClient(64, 64, nil)
+		require.Equal(t, verbs.Success, p.ctrl(ctrlShutdown))
+		_, err := s.Read(make([]byte, 1))
+		require.ErrorIs(t, err, io.EOF)
+		require.NoError(t, s.CloseWrite())
+		end(p, ctrlDisconnect)
+		require.NoError(t, s.Close())
+	})
+	t.Run("SHUTDOWN after SHUTDOWN needs no DISCONNECT", func(t *testing.T) {
+		p, s := w.rawClient(64, 64, nil)
+		require.NoError(t, s.CloseWrite())
+		end(p, ctrlShutdown)
+		require.Equal(t, verbs.Success, p.ctrl(ctrlShutdown))
+		_, err := s.Read(make([]byte, 1))
+		require.ErrorIs(t, err, io.EOF)
+		require.NoError(t, s.Close())
+		require.Equal(t, verbs.EventDisconnected, (<-p.events).Type)
+		p.nothing(10 * time.Millisecond)
+	})
+	t.Run("no word after the peer's DISCONNECT", func(t *testing.T) {
+		p, s := w.rawClient(64, 64, nil)
+		require.Equal(t, verbs.Success, p.ctrl(ctrlDisconnect))
+		_, err := s.Read(make([]byte, 1))
+		require.ErrorIs(t, err, io.EOF)
+		require.NoError(t, s.CloseWrite())
+		require.NoError(t, s.Close())
+		require.Equal(t, verbs.EventDisconnected, (<-p.events).Type)
+		p.nothing(10 * time.Millisecond)
+	})
+	t.Run("a C peer that never sends DREQ", func(t *testing.T) {
+		p, s := w.rawClient(64, 64, nil)
+		start := time.Now()
+		require.NoError(t, s.Close())
+		require.Less(t, time.Since(start), time.Second)
+		end(p, ctrlDisconnect)
+		require.Equal(t, verbs.EventDisconnected, (<-p.events).Type)
+		require.NoError(t, Drain(t.Context()))
+	})
+	t.Run("DREQ alone wakes a reader with the end", func(t *testing.T) {
+		p, s := w.rawClient(64, 64, nil)
+		require.Equal(t, verbs.Success, p.data(0, []byte("bye")))
+		got := make(chan []byte, 1)
+		go func() {
+			b, err := io.ReadAll(struct{ io.Reader }{s})
+			assert.NoError(t, err)
+			got <- b
+		}()
+		time.Sleep(5 * time.Millisecond)
+		require.NoError(t, p.id.Disconnect())
+		within(t, 5*time.Second, "reader", func() { assert.Equal(t, "bye", string(<-got)) })
+		_, err := s.Write([]byte("x"))
+		require.ErrorIs(t, err, syscall.EPIPE)
+	})
+}
+
+// TestHostile: whoever breaks the rules loses its connection, is counted, and nobody
+// else notices.
+func TestHostile(t *testing.T) {
+	w := newWorld(t, simnet.Options{})
+	c, s := w.pair() // a bystander
+	buf := func(p *rawPeer) (uint64, uint32) { return p.theirs.buf.addr, p.theirs.buf.key }
+	for name, act := range map[string]func(p *rawPeer){
+		"more than published": func(p *rawPeer) {
+			a, k := buf(p)
+			p.post(a, k, imm(immData, segInitial+1), make([]byte, segInitial))
+		},
+		"announced and not written": func(p *rawPeer) {
+			p.post(0, 0, imm(immData, 1000), nil)
+		},
+		"written and not announced": func(p *rawPeer) {
+			a, k := buf(p)
+			p.post(a, k, imm(immData, 1), make([]byte, 100))
+		},
+		"beyond a full descriptor": func(p *rawPeer) {
+			p.data(0, make([]byte, segInitial))
+			a, k := buf(p)
+			// As long as the next descriptor, and longer than the rest of any.
+			p.post(a, k, imm(immData, segInitial), make([]byte, segInitial))
+			p.post(a, k, imm(immData, segInitial), make([]byte, segInitial))
+			p.post(a, k, imm(immData, segInitial), make([]byte, segInitial))
+			p.post(a, k, imm(immData, segInitial), make([]byte, segInitial))
+			p.post(a, k, imm(immData, segInitial), make([]byte, segInitial))
+		},
+		"largest immediate": func(p *rawPeer) { p.post(0, 0, imm(immData, immValue), nil) },
+		"descriptor of no bytes": func(p *rawPeer) {
+			p.publish(100, &descriptor{addr: 1, key: 1}, 1)
+		},
+		"descriptor around the end of memory": func(p *rawPeer) {
+			p.publish(100, &descriptor{addr: 1<<64 - 100, key: 1, length: 1000}, 1)
+		},
+		"descriptors overwritten": func(p *rawPeer) {
+			d := descriptor{addr: p.mr.Addr(), key: p.mr.RKey(), length: 100}
+			p.publish(100, &d, 1)
+			p.publish(100, &d, 0)
+		},
+		"half a descriptor": func(p *rawPeer) {
+			p.post(p.theirs.sgl.addr+16, p.theirs.sgl.key, imm(immSGL, 100), make([]byte, 8))
+		},
+		"SEND": func(p *rawPeer) { p.send(verbs.SendWR{Op: verbs.OpSend}, nil) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			before := ProtocolErrors()
+			p, victim := w.rawClient(64, 64, nil)
+			defer func() { _ = victim.Close() }()
+			act(p)
+			require.NoError(t, victim.SetDeadline(time.Now().Add(5*time.Second)))
+			_, err := io.ReadAll(struct{ io.Reader }{victim})
+			require.ErrorIs(t, err, ErrProtocol)
+			_, err = victim.Write([]byte("x"))
+			require.ErrorIs(t, err, ErrProtocol)
+			require.Equal(t, before+1, ProtocolErrors())
+			// The peer's queue pair is broken, too.
+			require.Eventually(t, func() bool { return p.send(verbs.SendWR{Op: verbs.OpWrite}, nil) != verbs.Success }, 5*time.Second, time.Millisecond)
+		})
+	}
+	// Violations that the device itself refuses.
+	for name, act := range map[string]func(p *rawPeer) verbs.Status{
+		"outside of memory": func(p *rawPeer) verbs.Status {
+			a, k := buf(p)
+			return p.post(a+segInitial-1, k, imm(immData, 2), make([]byte, 2))
+		},
+		"another connection's key": func(p *rawPeer) verbs.Status {
+			return p.post(p.theirs.buf.addr, p.theirs.buf.key^1, imm(immData, 2), make([]byte, 2))
+		},
+		"beyond the target SGL": func(p *rawPeer) verbs.Status {
+			return p.post(p.theirs.sgl.addr+32, p.theirs.sgl.key, imm(immIOMap, 0), make([]byte, 24))
+		},
+		"SEND of bytes": func(p *rawPeer) verbs.Status { return p.send(verbs.SendWR{Op: verbs.OpSend}, make([]byte, 5)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			p, victim := w.rawClient(64, 64, nil)
+			require.NotEqual(t, verbs.Success, act(p))
+			require.NoError(t, victim.SetDeadline(time.Now().Add(5*time.Second)))
+			_, err := victim.Read(make([]byte, 1))
+			require.Error(t, err)
+			require.NotErrorIs(t, err, io.EOF)
+			require.NotErrorIs(t, err, os.ErrDeadlineExceeded)
+		})
+	}
+	write(t, c, []byte("fine"))
+	require.Equal(t, "fine", string(readN(t, s, 4)))
+}
+
+// TestStaleMemory: a peer that makes a Conn believe in bytes it has not written finds
+// none of what others had there.
+func TestStaleMemory(t *testing.T) {
+	w := newWorld(t, simnet.Options{})
+	secret := []byte("a secret of somebody else's")
+	for range 5 {
+		c, s := w.pair()
+		for range 40 {
+			write(t, c, secret)
+		}
+		readN(t, s, 40*len(secret))
+		require.NoError(t, c.Close())
+		require.NoError(t, s.Close())
+		require.NoError(t, Drain(t.Context()))
+		p, victim := w.rawClient(64, 64, nil)
+		// Announced and written, but not where it is announced: at the end of the segment.
+		b := make([]byte, 2000)
+		require.Equal(t, verbs.Success, p.post(p.theirs.buf.addr+segInitial-2000, p.theirs.buf.key, imm(immData, 2000), b))
+		require.Equal(t, b, readN(t, victim, 2000))
+		require.NoError(t, victim.SetLinger(0))
+		require.NoError(t, victim.Close())
+		require.NoError(t, Drain(t.Context()))
+	}
+}
+
+// TestRefused: nobody listens; and a set-up that is given up.
+func TestRefused(t *testing.T) {
+	w := newWorld(t, simnet.Options{})
+	id, err := w.a.Resolve(context.Background(), &verbs.CMIDAttr{PortSpace: verbs.PSTCP, Remote: netip.AddrPortFrom(w.addr[1], 1)})
+	require.NoError(t, err)
+	_, err = Client(context.Background(), id, nil)
+	require.ErrorIs(t, err, syscall.ECONNREFUSED)
+
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
+	defer cancel()
+	_, err = Client(ctx, w.resolve(), nil) // nobody takes it
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+
+	nid, err := w.ln.GetRequest(context.Background())
+	require.NoError(t, err)
+	ch := make(chan error, 2)
+	giveUp := Server(nid, nil, func(c *Conn, err error) {
+		if c != nil {
+			_ = c.Close()
+		}
+		ch <- err
+	})
+	giveUp()
+	giveUp()
+	err = <-ch
+	if err != nil && !errors.Is(err, net.ErrClosed) {
+		require.Error(t, err)
+	}
+	require.Empty(t, ch)
+}
