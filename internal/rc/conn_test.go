@@ -1,0 +1,254 @@
+package rc
+
+import (
+	"math/rand/v2"
+	"os"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/go-rdma/rdma/internal/verbs"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// testCQ is a completion queue that tests fill. It keeps Arm's contract: one
+// Notify for each Arm, for a completion that comes after it.
+type testCQ struct {
+	notify func()
+
+	mu    sync.Mutex
+	wcs   []verbs.WC
+	armed bool
+	arms  int
+}
+
+func (q *testCQ) Poll(wc []verbs.WC) (int, error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	n := copy(wc, q.wcs)
+	q.wcs = q.wcs[n:]
+	return n, nil
+}
+
+func (q *testCQ) Arm() error {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.armed = true
+	q.arms++
+	return nil
+}
+
+func (q *testCQ) Close() error { return nil }
+
+// push adds completions, and notifies as the last step, on the caller's goroutine.
+func (q *testCQ) push(wcs ...verbs.WC) {
+	q.mu.Lock()
+	q.wcs = append(q.wcs, wcs...)
+	call := q.armed
+	q.armed = false
+	q.mu.Unlock()
+	if call {
+		q.notify()
+	}
+}
+
+// testHandler checks that it is called serially and in order, and wakes both sides.
+type testHandler struct {
+	t      *testing.T
+	inside atomic.Int32
+	next   atomic.Uint64
+	events atomic.Uint64
+	a, b   *Side
+}
+
+func (h *testHandler) enter() func() {
+	if h.inside.Add(1) != 1 {
+		h.t.Error("two at once")
+	}
+	return func() { h.inside.Add(-1) }
+}
+
+func (h *testHandler) HandleCompletions(wcs []verbs.WC) {
+	defer h.enter()()
+	for _, wc := range wcs {
+		if wc.ID != h.next.Load() {
+			h.t.Errorf("completion %d, want %d", wc.ID, h.next.Load())
+		}
+		h.next.Add(1)
+	}
+	h.a.Signal()
+	h.b.Signal()
+}
+
+func (h *testHandler) HandleEvent(ev verbs.Event) {
+	defer h.enter()()
+	h.events.Add(1)
+}
+
+func (h *testHandler) HandleFailure(err error) { h.t.Error(err) }
+
+// TestNothingIsStranded: whoever polls, waits, spins or parks, every completion is
+// handled once, in order and soon, also when nobody calls in.
+func TestNothingIsStranded(t *testing.T) {
+	for _, busy := range []time.Duration{0, -1, 20 * time.Microsecond} {
+		refreshProcs()
+		q := &testCQ{}
+		h := &testHandler{t: t}
+		c := &Conn{cq: q, h: h}
+		c.busy.Store(int64(busy))
+		q.notify = c.notify
+		c.role.Store(rolePolling)
+		var wantA, wantB, pushed atomic.Uint64
+		h.a = NewSide(func() bool { return h.next.Load() >= wantA.Load() })
+		h.b = NewSide(func() bool { return h.next.Load() >= wantB.Load() })
+		q.push(verbs.WC{ID: 0}) // before Start
+		pushed.Store(1)
+		c.Start()
+
+		const total = 50000
+		var wg sync.WaitGroup
+		wg.Go(func() { // the provider
+			rng := rand.New(rand.NewPCG(1, 2))
+			for id := uint64(1); id < total; {
+				n := min(1+rng.Uint64N(3), total-id)
+				wcs := make([]verbs.WC, n)
+				for i := range wcs {
+					wcs[i].ID = id
+					id++
+				}
+				q.push(wcs...)
+				pushed.Store(id)
+				if id%97 < 3 {
+					c.event(verbs.Event{Type: verbs.EventAddrChange})
+				}
+				switch rng.IntN(40) {
+				case 0:
+					time.Sleep(time.Microsecond)
+				case 1, 2, 3:
+					runtime.Gosched()
+				}
+			}
+		})
+		for _, side := range []struct {
+			s    *Side
+			want *atomic.Uint64
+		}{{h.a, &wantA}, {h.b, &wantB}} {
+			wg.Go(func() {
+				for next := uint64(1); next <= total; next += 1 + next%5 {
+					side.want.Store(next)
+					for h.next.Load() < next {
+						if !assert.NoError(t, c.Wait(side.s)) {
+							return
+						}
+					}
+				}
+			})
+		}
+		wg.Go(func() { // somebody who calls in now and then
+			for h.next.Load() < total-10 {
+				c.Progress()
+				time.Sleep(50 * time.Microsecond)
+			}
+		})
+		done := make(chan struct{})
+		go func() { defer close(done); wg.Wait() }()
+		select {
+		case <-done:
+		case <-time.After(30 * time.Second):
+			t.Fatalf("stuck: %d handled of %d pushed; waiting for %d and %d", h.next.Load(), pushed.Load(), wantA.Load(), wantB.Load())
+		}
+		require.EqualValues(t, total, h.next.Load())
+		require.EqualValues(t, roleIdle, c.role.Load())
+		require.True(t, c.armed.Load())
+		spins, parks, wakeups := c.Counts()
+		t.Logf("busy poll %v: %d spins, %d parks, %d wakeups, %d arms, %d events", busy, spins, parks, wakeups, q.arms, h.events.Load())
+		require.Equal(t, parks, wakeups)
+		if busy < 0 {
+			require.Zero(t, spins)
+		}
+	}
+}
+
+// TestEventAfterCompletions: what completed before an event is handled before it.
+func TestEventAfterCompletions(t *testing.T) {
+	q := &testCQ{}
+	h := &testHandler{t: t}
+	h.a, h.b = NewSide(func() bool { return false }), NewSide(func() bool { return false })
+	c := &Conn{cq: q, h: h}
+	q.notify = func() {}
+	c.role.Store(rolePolling)
+	c.event(verbs.Event{}) // waits for Start
+	require.Zero(t, h.events.Load())
+	q.push(verbs.WC{ID: 0}, verbs.WC{ID: 1})
+	order := &orderHandler{testHandler: h}
+	c.h = order
+	c.Start()
+	require.Equal(t, []string{"completions", "event"}, order.seen)
+}
+
+type orderHandler struct {
+	*testHandler
+	seen []string
+}
+
+func (h *orderHandler) HandleCompletions(wcs []verbs.WC) { h.seen = append(h.seen, "completions") }
+func (h *orderHandler) HandleEvent(ev verbs.Event)       { h.seen = append(h.seen, "event") }
+
+// TestWaitEnds: a deadline and a close end a wait, parked or spinning.
+func TestWaitEnds(t *testing.T) {
+	refreshProcs()
+	for _, busy := range []time.Duration{-1, 0, time.Second} {
+		c := &Conn{cq: &testCQ{notify: func() {}}, h: &testHandler{t: t}}
+		c.busy.Store(int64(busy))
+		s := NewSide(func() bool { return false })
+		s.SetDeadline(time.Now().Add(5 * time.Millisecond))
+		var err error
+		for start := time.Now(); err == nil && time.Since(start) < 10*time.Second; {
+			err = c.Wait(s)
+		}
+		require.ErrorIs(t, err, os.ErrDeadlineExceeded)
+		s.SetDeadline(time.Time{})
+		go func() {
+			time.Sleep(2 * time.Millisecond)
+			s.Close(os.ErrClosed)
+		}()
+		for err = nil; err == nil; err = c.Wait(s) {
+		}
+		require.ErrorIs(t, err, os.ErrClosed)
+	}
+}
+
+// TestSpinner: spinning that does not pay stops, and is tried again now and then.
+func TestSpinner(t *testing.T) {
+	procs.Store(2)
+	defer refreshProcs()
+	p := spinner{score: scoreMax / 2}
+	spins := 0
+	for range 1000 {
+		if p.budget(0) > 0 {
+			spins++
+			p.account(false, spinMax)
+		}
+	}
+	assert.Less(t, spins, 50)
+	assert.Greater(t, spins, 10)
+	for range 100 {
+		if d := p.budget(0); d > 0 {
+			p.account(true, 2000)
+		}
+	}
+	assert.Positive(t, p.budget(0))
+	assert.Less(t, p.budget(0), spinMax, "a wait is not spun for much longer than waits usually take")
+	assert.Zero(t, p.budget(-1))
+	assert.EqualValues(t, 7, p.budget(7))
+	procs.Store(1)
+	assert.Zero(t, p.budget(0))
+	assert.Zero(t, p.budget(7), "a single processor is needed by who is waited for")
+}
