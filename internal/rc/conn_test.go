@@ -23,6 +23,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 type testCQ struct {
 	notify func()
 
+	onArm func() // runs just before the queue is armed
+
 	mu    sync.Mutex
 	wcs   []verbs.WC
 	armed bool
@@ -38,6 +40,10 @@ func (q *testCQ) Poll(wc []verbs.WC) (int, error) {
 }
 
 func (q *testCQ) Arm() error {
+	if f := q.onArm; f != nil {
+		q.onArm = nil
+		f()
+	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.armed = true
@@ -174,6 +180,121 @@ func TestNothingIsStranded(t *testing.T) {
 			require.Zero(t, spins)
 		}
 	}
+}
+
+// TestEachOneArrives: a completion comes only after the one before was seen, so
+// that a single one that is stranded, or a single wake-up that is lost, stops everything.
+func TestEachOneArrives(t *testing.T) {
+	for name, busy := range map[string]time.Duration{"adaptive": 0, "never spinning": -1, "spinning shortly": time.Microsecond} {
+		t.Run(name, func(t *testing.T) {
+			refreshProcs()
+			q := &testCQ{}
+			h := &testHandler{t: t}
+			c := &Conn{cq: q, h: h}
+			c.busy.Store(int64(busy))
+			q.notify = c.notify
+			c.role.Store(rolePolling)
+			var want atomic.Uint64
+			h.a = NewSide(func() bool { return h.next.Load() >= want.Load() })
+			h.b = NewSide(func() bool { return false })
+			c.Start()
+			const total = 20000
+			var wg sync.WaitGroup
+			var stop atomic.Bool
+			wg.Go(func() {
+				for id, turns := uint64(0), 0; id < total && !stop.Load(); turns++ {
+					if want.Load() != id+1 {
+						if turns%200 == 0 {
+							runtime.Gosched()
+						}
+						continue
+					}
+					for range id % 500 { // at another moment of the waiter's turn each time
+						want.Load()
+					}
+					q.push(verbs.WC{ID: id})
+					id++
+				}
+			})
+			wg.Go(func() {
+				for id := uint64(0); id < total; id++ {
+					want.Store(id + 1)
+					for h.next.Load() <= id {
+						if id%3 == 0 {
+							c.Progress()
+						}
+						if c.Wait(h.a) != nil {
+							return
+						}
+					}
+				}
+			})
+			done := make(chan struct{})
+			go func() { defer close(done); wg.Wait() }()
+			for last := uint64(0); ; {
+				select {
+				case <-done:
+					require.EqualValues(t, total, h.next.Load())
+					return
+				case <-time.After(2 * time.Second):
+				}
+				n := h.next.Load() + want.Load()
+				if n == last {
+					stop.Store(true)
+					h.a.Close(os.ErrClosed)
+					<-done
+					t.Fatalf("stuck: %d handled, waiting for %d", h.next.Load(), want.Load())
+				}
+				last = n
+			}
+		})
+	}
+}
+
+// TestNarrowMoments: what happens between looking and arming, looking and
+// parking, and while another one leaves.
+func TestNarrowMoments(t *testing.T) {
+	newConn := func() (*Conn, *testCQ, *testHandler) {
+		q := &testCQ{}
+		h := &testHandler{t: t}
+		h.a, h.b = NewSide(func() bool { return false }), NewSide(func() bool { return false })
+		c := &Conn{cq: q, h: h}
+		c.busy.Store(-1)
+		q.notify = c.notify
+		c.role.Store(rolePolling)
+		return c, q, h
+	}
+	t.Run("between the last look and Arm", func(t *testing.T) {
+		c, q, h := newConn()
+		q.onArm = func() { q.push(verbs.WC{ID: 0}) }
+		c.Start()
+		require.EqualValues(t, 1, h.next.Load())
+	})
+	t.Run("notified while another leaves", func(t *testing.T) {
+		c, q, h := newConn()
+		c.Start()
+		require.True(t, c.enter()) // somebody polls
+		q.push(verbs.WC{ID: 0})    // and this Notify finds the role taken
+		require.EqualValues(t, 0, h.next.Load())
+		c.leave(new(batch))
+		require.EqualValues(t, 1, h.next.Load())
+		q.push(verbs.WC{ID: 1})
+		require.EqualValues(t, 2, h.next.Load())
+	})
+	t.Run("between looking and parking", func(t *testing.T) {
+		c, _, _ := newConn()
+		c.Start()
+		met := false
+		var s *Side
+		s = NewSide(func() bool {
+			was := met
+			met = true
+			s.Signal() // nobody is parked yet
+			return was
+		})
+		s.SetDeadline(time.Now().Add(10 * time.Second))
+		require.NoError(t, c.Wait(s))
+	})
 }
 
 // TestEventAfterCompletions: what completed before an event is handled before it.
