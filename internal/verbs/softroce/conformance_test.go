@@ -73,7 +73,7 @@ func TestConformanceSimulated(t *testing.T) {
 			verbstest.TestProvider(t, verbstest.Config{
 				Active:  provider(t, &softroce.Config{Open: network.Host(a).Open}),
 				Passive: provider(t, &softroce.Config{Open: network.Host(b).Open}),
-				Listen:  b, Dial: b, Unsupported: lacking,
+				Listen:  b, Dial: b, Unsupported: lacking, Allocates: c.name == "Bad",
 			})
 		})
 	}

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -32,6 +34,7 @@ var cmTests = []test{
 	{"DisconnectInHandler", testDisconnectInHandler},
 	{"DisconnectCrossing", testDisconnectCrossing},
 	{"CloseDisconnects", testCloseDisconnects},
+	{"CloseWaitsForHandler", testCloseWaitsForHandler},
 	{"CancelConnect", testCancelConnect},
 	{"CloseDuringConnect", testCloseDuringConnect},
 	{"WrongState", testWrongState},
@@ -101,21 +104,30 @@ func testParameters(s *suite, t *testing.T) {
 	l := s.listen(t)
 	oa, ob := s.options(nil), s.options(nil)
 	oa.param.RetryCount, oa.param.RNRRetryCount = 6, 5
+	oa.param.ResponderResources, oa.param.InitiatorDepth = 3, 2
 	ob.param.RNRRetryCount = 3
+	ob.param.ResponderResources, ob.param.InitiatorDepth = 1, 2
 	a := s.active(t, l.Addr().Port(), oa)
 	done := a.connect(s.ctx(t), &oa.param)
 	b := s.passive(t, l, ob)
 	req := b.id.Request()
 	require.Equal(t, uint8(6), req.RetryCount)
 	require.Equal(t, uint8(5), req.RNRRetryCount)
-	require.Equal(t, oa.param.InitiatorDepth, req.ResponderResources)
-	require.Equal(t, oa.param.ResponderResources, req.InitiatorDepth)
+	// Each side's depth meets the other's resources. A device without READs may say 0.
+	limits := func(want, got uint8) {
+		t.Helper()
+		if got != 0 || s.supports(verbs.OpRead) {
+			require.Equal(t, want, got)
+		}
+	}
+	limits(2, req.ResponderResources)
+	limits(3, req.InitiatorDepth)
 	require.NoError(t, b.id.Accept(&ob.param))
 	rep, err := done()
 	require.NoError(t, err)
 	require.Equal(t, uint8(3), rep.RNRRetryCount)
-	require.Equal(t, min(oa.param.ResponderResources, ob.param.InitiatorDepth), rep.ResponderResources)
-	require.Equal(t, min(oa.param.InitiatorDepth, ob.param.ResponderResources), rep.InitiatorDepth)
+	limits(2, rep.ResponderResources)
+	limits(1, rep.InitiatorDepth)
 }
 
 func requireRejected(t testing.TB, err error, reason int) *verbs.RejectError {
@@ -175,6 +187,19 @@ func testAddrInUse(s *suite, t *testing.T) {
 	l := s.listen(t)
 	_, err := s.Passive.Listen(s.ctx(t), s.listenAttr(l.Addr().Port()))
 	require.ErrorIs(t, err, syscall.EADDRINUSE)
+	// An address and the wildcard are in each other's way.
+	attr := s.listenAttr(l.Addr().Port())
+	if s.Listen.IsUnspecified() {
+		attr.Local = netip.AddrPortFrom(s.Dial, attr.Local.Port())
+	} else {
+		wildcard := netip.IPv6Unspecified()
+		if s.Listen.Is4() {
+			wildcard = netip.IPv4Unspecified()
+		}
+		attr.Local = netip.AddrPortFrom(wildcard, attr.Local.Port())
+	}
+	_, err = s.Passive.Listen(s.ctx(t), attr)
+	require.ErrorIs(t, err, syscall.EADDRINUSE, "%v beside %v", attr.Local, l.Addr())
 	require.NoError(t, l.Close())
 
 	again, err := s.Passive.Listen(s.ctx(t), s.listenAttr(l.Addr().Port()))
@@ -195,8 +220,8 @@ func testPorts(s *suite, t *testing.T) {
 	}
 }
 
-// testListenerClose closes a listener with a request taken, one waiting and one
-// who waits for the next.
+// testListenerClose closes a listener with a request taken, and with two who
+// wait for the next; and one with a request that nobody took.
 func testListenerClose(s *suite, t *testing.T) {
 	l := s.listen(t)
 	oa, ob := s.options(nil), s.options(nil)
@@ -205,17 +230,14 @@ func testListenerClose(s *suite, t *testing.T) {
 	b1 := s.passive(t, l, ob)
 
 	var g group
-	g.run(func() error {
-		// One of the two requests waits when the listener is closed, or none.
-		for {
-			if _, err := l.GetRequest(s.ctx(t)); err != nil {
-				if !errors.Is(err, net.ErrClosed) {
-					return fmt.Errorf("GetRequest of a closed listener: %w", err)
-				}
-				return nil
+	for range 2 {
+		g.run(func() error {
+			if _, err := l.GetRequest(s.ctx(t)); !errors.Is(err, net.ErrClosed) {
+				return fmt.Errorf("GetRequest of a closed listener: %w", err)
 			}
-		}
-	})
+			return nil
+		})
+	}
 	time.Sleep(settle)
 	require.NoError(t, l.Close())
 	g.wait(t)
@@ -413,6 +435,29 @@ func testCloseDisconnects(s *suite, t *testing.T) {
 			require.Len(t, x.events.types(), before, "an event after Close")
 		})
 	}
+}
+
+// testCloseWaitsForHandler closes an identifier whose handler is running.
+func testCloseWaitsForHandler(s *suite, t *testing.T) {
+	a, b := s.pair(t)
+	b.waitEvents(verbs.EventEstablished)
+	var running atomic.Bool
+	entered := make(chan struct{}, 1)
+	b.id.SetHandler(func(verbs.Event) {
+		running.Store(true)
+		entered <- struct{}{}
+		time.Sleep(settle)
+		running.Store(false)
+	})
+	require.NoError(t, a.id.Disconnect())
+	select {
+	case <-entered:
+	case <-time.After(s.Timeout):
+		require.Fail(t, "no event")
+	}
+	require.NoError(t, b.qp.Close())
+	require.NoError(t, b.id.Close())
+	require.False(t, running.Load(), "the handler runs after Close")
 }
 
 // testCancelConnect gives up while the passive side thinks about it.

@@ -174,6 +174,7 @@ func testRNRExceeded(s *suite, t *testing.T) {
 	a.send(verbs.SendWR{ID: 1, Op: verbs.OpSend}, verbs.SendWR{ID: 2, Op: verbs.OpSend})
 	a.waitID(1, verbs.RNRRetryExcErr)
 	a.requireFlushed(2)
+	a.requireRNRs(3)
 
 	// The other direction has the count of the request.
 	oa, ob = s.options(nil), s.options(nil)
@@ -182,6 +183,16 @@ func testRNRExceeded(s *suite, t *testing.T) {
 	b.send(verbs.SendWR{ID: 1, Op: verbs.OpSend}, verbs.SendWR{ID: 2, Op: verbs.OpSend})
 	b.waitID(1, verbs.RNRRetryExcErr)
 	b.requireFlushed(2)
+	b.requireRNRs(1)
+}
+
+// requireRNRs checks how often the peer was not ready, where the provider counts it: a
+// retry count of n allows n+1 attempts.
+func (e *end) requireRNRs(want uint64) {
+	e.t.Helper()
+	if got := e.qp.Stats().RNRs; got != 0 {
+		require.Equal(e.t, want, got, "RNR NAKs")
+	}
 }
 
 // testRemoteAccess writes where it must not, in every way: the requester learns

@@ -20,6 +20,7 @@ var queueTests = []test{
 	{"BadRequests", testBadRequests},
 	{"ConcurrentPosts", testConcurrentPosts},
 	{"Overrun", testOverrun},
+	{"Allocations", testAllocations},
 }
 
 // testOrder posts requests of every kind in one batch: they complete in that order.

@@ -39,6 +39,10 @@ type Config struct {
 	// NoOverrun is for a provider whose completion queues do not tell of an overrun.
 	NoOverrun bool
 
+	// Allocates is for a provider on a simulated network that allocates for packets, so that the
+	// provider cannot be held to allocating for none.
+	Allocates bool
+
 	// Connections is the number of connections that are to stand at once; 0 is 300.
 	Connections int
 
