@@ -61,7 +61,8 @@ func (c *Config) open(h netio.Handler) (netio.Conn, error) {
 	if c.Open != nil {
 		return c.Open(h)
 	}
-	conn, err := netio.Listen(netio.Config{Handler: h})
+	// Many source ports are many ways past a process of the peer's host that is stopped.
+	conn, err := netio.Listen(netio.Config{Handler: h, SourcePorts: 16})
 	if err != nil {
 		return nil, err
 	}

@@ -1,6 +1,7 @@
 package softroce
 
 import (
+	"encoding/binary"
 	"errors"
 	"net/netip"
 	"sync"
@@ -76,13 +77,26 @@ func (d *device) letGo() {
 	}
 }
 
-// send is the agent's way out. Each attempt takes another UDP source port: one
-// may lead into a queue of a process that is stopped.
+// send is the agent's way out. Each attempt takes other UDP source ports: one
+// may lead into the queue of a process of the peer's host that is stopped. From the second repetition
+// on, which seldom comes to that, several are tried at once: a repeated message does no harm.
 func (in *instance) send(p ibcm.Path, mad []byte, attempt int) error {
 	path := &netio.Path{Local: p.Local, Remote: p.Remote, TrafficClass: p.TrafficClass, HopLimit: p.HopLimit}
-	path.SetFlow(uint32(attempt))
-	return in.dev.sendMAD(path, mad)
+	flow, copies := binary.BigEndian.Uint32(mad[ibcm.CommIDOffset:])+uint32(attempt), 1
+	if attempt > 1 {
+		flow, copies = flow+uint32(attempt-2)*(manyWays-1), manyWays
+	}
+	var err error
+	for i := range copies {
+		path.SetFlow(flow + uint32(i))
+		if err = in.dev.sendMAD(path, mad); err != nil {
+			break
+		}
+	}
+	return err
 }
+
+const manyWays = 4
 
 const ecnMask = 3
 

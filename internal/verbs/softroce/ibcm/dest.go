@@ -2,6 +2,10 @@ package ibcm
 
 import "encoding/binary"
 
+// CommIDOffset is where a datagram has its sender's communication or request ID
+// (of SIDR_REP, the receiver's).
+const CommIDOffset = headerSize
+
 // Dest is what a datagram is for, as far as its receiver can tell without
 // knowing connections: a service, or one of the receiver's communication IDs.
 type Dest struct {
