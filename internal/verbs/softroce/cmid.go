@@ -242,10 +242,10 @@ func (c *cmid) onCM(e ibcm.Event) {
 		c.done = true
 		background := c.closed
 		c.mu.Unlock()
+		c.in.dev.release()
 		if background {
 			c.p.addBackground(-1)
 		}
-		c.in.dev.release()
 	}
 }
 

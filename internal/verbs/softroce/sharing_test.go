@@ -1,6 +1,7 @@
 package softroce
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -238,6 +239,38 @@ func TestHandOverFails(t *testing.T) {
 		require.NoError(t, l.Close())
 		unused(t, n.ps[0], n.far)
 		synctest.Wait()
+	})
+}
+
+// TestSharedWithdrawn: a REQ that is taken back reaches the process that has it.
+func TestSharedWithdrawn(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		n := newSharedNet()
+		var ls []verbs.Listener
+		for _, p := range n.ps {
+			ls = append(ls, mustListen(t, p, netip.AddrPortFrom(addrB, 0), nil))
+		}
+		for range 5 {
+			for _, l := range ls {
+				x := resolveSide(t, n.far, l.Addr())
+				ctx, cancel := context.WithCancel(background())
+				done := x.dial(ctx)
+				time.Sleep(time.Millisecond)
+				synctest.Wait()
+				require.EqualValues(t, 1, l.Stats().Requests)
+				cancel()
+				require.ErrorIs(t, done(), context.Canceled)
+				time.Sleep(time.Millisecond)
+				synctest.Wait()
+				require.Zero(t, l.Stats().Requests)
+				x.close()
+			}
+		}
+		require.Positive(t, n.count())
+		for _, l := range ls {
+			require.NoError(t, l.Close())
+		}
+		unused(t, append(n.ps, n.far)...)
 	})
 }
 

@@ -226,7 +226,7 @@ var ErrState = errors.New("ibcm: not in this state of the connection")
 func (a *Agent) Connect(p *ConnectParam, handler func(Event)) (*Conn, error) {
 	c := &Conn{
 		a: a, active: true, path: p.Path, handler: handler, state: reqSent,
-		localQPN: p.QPN, ackTimeout: p.localACKTimeout(), respTimeout: responseTimeout,
+		localQPN: p.QPN, service: p.ServiceID, ackTimeout: p.localACKTimeout(), respTimeout: responseTimeout,
 	}
 	a.mu.Lock()
 	if a.closed {

@@ -172,6 +172,9 @@ func TestTimeout(t *testing.T) {
 		time.Sleep(2 * time.Millisecond)
 		require.Equal(t, []EventType{EventUnreachable, EventDone}, ea.types())
 		require.Equal(t, "700ms 10.7.0.1 REJ 0", n.attrs()[3])
+		d, ok := ParseDest(n.last[:])
+		require.True(t, ok)
+		require.Equal(t, Dest{Attr: AttrREJ, ServiceID: ServiceID(0x106, 7174)}, d)
 	})
 }
 

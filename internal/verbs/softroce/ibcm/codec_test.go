@@ -327,6 +327,10 @@ func FuzzDecode(f *testing.F) {
 			}
 			return
 		}
+		d, ok := ParseDest(b)
+		if !ok || d.Attr != h.AttributeID {
+			t.Fatal("decoded, but for nobody")
+		}
 		// What is read is written, and read again the same.
 		w := Encode(h, m)
 		h2, m2, err := Decode(w[:])

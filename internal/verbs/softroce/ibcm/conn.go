@@ -72,6 +72,7 @@ type Conn struct {
 	active      bool
 	path        Path
 	localQPN    uint32 // passive: set by Accept
+	service     uint64 // active
 	req         *REQ   // passive; until the connection stands
 	tid         uint64
 	ackTimeout  uint8 // code; length of the time-wait state
@@ -282,8 +283,16 @@ func (c *Conn) abandon(w *work) {
 		Reason: ReasonTimeout, RejectedInfoLength: 8,
 	}
 	binary.BigEndian.PutUint64(m.ARI[:], c.a.guid)
+	if c.remoteID == 0 {
+		binary.BigEndian.PutUint64(m.ARI[ariService:], c.service)
+	}
 	w.send(c.path, Encode(NewHeader(c.tid, m), m), 0, nil)
 }
+
+// ariService is where a REJ that takes back a REQ also says which service it was
+// for, behind the information that IBTA defines: processes that share a port
+// have no other way to tell whose it is.
+const ariService = 8
 
 // refuse sends m, which names the reason.
 func (c *Conn) refuse(m *REJ, w *work) {

@@ -10,12 +10,12 @@ const CommIDOffset = headerSize
 // knowing connections: a service, or one of the receiver's communication IDs.
 type Dest struct {
 	Attr      Attr
-	ServiceID uint64 // of REQ and SIDR_REQ
+	ServiceID uint64 // of REQ, SIDR_REQ, and a REJ that takes back a REQ without answer
 	CommID    uint32 // of all others; 0 if the sender knows none
 }
 
 // Service tells whether the datagram is for a service.
-func (d *Dest) Service() bool { return d.Attr == AttrREQ || d.Attr == AttrSIDRREQ }
+func (d *Dest) Service() bool { return d.ServiceID != 0 }
 
 // ParseDest reads only as much of a datagram as tells where it belongs.
 func ParseDest(mad []byte) (d Dest, ok bool) {
@@ -29,7 +29,12 @@ func ParseDest(mad []byte) (d Dest, ok bool) {
 		d.ServiceID = binary.BigEndian.Uint64(b[8:])
 	case AttrSIDRREP:
 		d.CommID = binary.BigEndian.Uint32(b[0:])
-	case AttrMRA, AttrREJ, AttrREP, AttrRTU, AttrDREQ, AttrDREP:
+	case AttrREJ:
+		d.CommID = binary.BigEndian.Uint32(b[4:])
+		if d.CommID == 0 && binary.BigEndian.Uint16(b[10:]) == ReasonTimeout {
+			d.ServiceID = binary.BigEndian.Uint64(b[12+ariService:])
+		}
+	case AttrMRA, AttrREP, AttrRTU, AttrDREQ, AttrDREP:
 		d.CommID = binary.BigEndian.Uint32(b[4:])
 	default:
 		return d, false

@@ -36,6 +36,15 @@ func TestDest(t *testing.T) {
 		require.Equal(t, want, d)
 		require.Equal(t, want.ServiceID != 0, d.Service())
 	}
+	m := &REJ{LocalCommID: 5, Reason: ReasonTimeout, MessageRejected: AboutOther, RejectedInfoLength: 8}
+	m.ARI[ariService+7] = 9
+	d, ok := ParseDest(Encode(NewHeader(1, m), m)[:])
+	require.True(t, ok)
+	require.Equal(t, Dest{Attr: AttrREJ, ServiceID: 9}, d)
+	m.RemoteCommID = 7
+	d, _ = ParseDest(Encode(NewHeader(1, m), m)[:])
+	require.Equal(t, Dest{Attr: AttrREJ, CommID: 7}, d)
+
 	good := capturedMAD(t, "roce-rping-v4:3").mad
 	for _, b := range [][]byte{nil, good[:255], change(good, 1, 3), change(good, 16, 0, 0x19), change(good, 16, 1, 0x10)} {
 		_, ok := ParseDest(b)

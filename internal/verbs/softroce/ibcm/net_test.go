@@ -32,6 +32,7 @@ type wire struct {
 	agents map[netip.Addr]*Agent
 	log    []string // "time from attribute attempt"
 	sent   map[Attr]int
+	last   []byte
 
 	// fate says for each datagram, numbered per attribute from 0, after which
 	// times it arrives; nil: once after latency.
@@ -59,6 +60,7 @@ func (n *wire) send(p Path, mad []byte, attempt int) error {
 	}
 	n.mu.Lock()
 	n.log = append(n.log, fmt.Sprintf("%v %v %v %d", time.Since(n.start), p.Local, h.AttributeID, attempt))
+	n.last = mad
 	i := n.sent[h.AttributeID]
 	n.sent[h.AttributeID]++
 	when := []time.Duration{latency}
