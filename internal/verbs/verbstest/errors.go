@@ -402,16 +402,19 @@ func testClosedRegion(s *suite, t *testing.T) {
 	if err != nil {
 		require.ErrorIs(t, err, verbs.ErrBusy)
 	}
-	buf.fill(2) // its owner's again, if Close succeeded
+	if err == nil {
+		buf.fill(2) // its owner's again
+	}
 	dst := b.span(5000)
 	b.recv(verbs.RecvWR{ID: 2, SGL: dst.sgl()})
 	wc := a.wait(1)[0]
 	require.Equal(t, uint64(1), wc.ID)
-	if err == nil {
+	if err == nil && wc.Status != verbs.Success {
 		require.Equal(t, verbs.LocProtErr, wc.Status)
 		return
 	}
+	// What was sent before Close may arrive after it, but nothing that was written later.
 	require.Equal(t, verbs.Success, wc.Status)
 	b.waitID(2, verbs.Success)
-	require.NoError(t, mr.Close())
+	dst.requireBytes(t, pattern(5000, 1))
 }
