@@ -22,8 +22,8 @@ const (
 	floorPackets  = 4
 	grantBytes    = 16 << 10 // what a waiting queue pair gets in its turn
 
-	// queueDelay is what a round trip may be longer than the shortest before slow
-	// start ends. A busy host delays packets, too.
+	// queueDelay is by how much a round trip may be longer than the shortest, on a short
+	// path, before slow start ends. A busy host delays packets, too.
 	queueDelay = int64(time.Millisecond)
 
 	// growPause is the least time between increases near the limit. On a short path the
@@ -173,7 +173,7 @@ func (c *congestion) measured(rtt int64) {
 			c.rtt = rtt
 		}
 		c.minRTT = rtt
-	} else if rtt > 2*c.minRTT && rtt > c.minRTT+queueDelay {
+	} else if rtt > c.minRTT+max(c.minRTT/4, queueDelay) {
 		c.threshold = min(c.threshold, c.window)
 	}
 }

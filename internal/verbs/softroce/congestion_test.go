@@ -48,23 +48,23 @@ func TestBottleneckIsUsedWell(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		net   simnet.Options
+		total int
 		least float64 // part of the rate
 	}{
-		{"short", simnet.Options{Rate: 100e6, Queue: 200 << 10, Delay: 50 * time.Microsecond}, 0.85},
-		{"long", simnet.Options{Rate: 100e6, Queue: 1 << 20, Delay: 5 * time.Millisecond}, 0.6},
-		{"shallow", simnet.Options{Rate: 100e6, Queue: 64 << 10, Delay: 200 * time.Microsecond}, 0.6},
+		{"short", simnet.Options{Rate: 100e6, Queue: 200 << 10, Delay: 50 * time.Microsecond}, 32 << 20, 0.85},
+		{"long", simnet.Options{Rate: 100e6, Queue: 1 << 20, Delay: 5 * time.Millisecond}, 64 << 20, 0.7},
+		{"shallow", simnet.Options{Rate: 100e6, Queue: 64 << 10, Delay: 200 * time.Microsecond}, 32 << 20, 0.7},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				_, a, b := pair(t, 1, c.net)
 				wake, notify := waker()
 				x, y := connected(a, b, link{mtu: 4096, notifyA: notify, depth: 64})
-				const total = 64 << 20
 				start := time.Now()
-				stream(x, y, wake, total, 256<<10, 32)
+				stream(x, y, wake, c.total, 256<<10, 32)
 				took := time.Since(start)
-				rate := total / took.Seconds() / float64(c.net.Rate)
-				again := float64(x.q.Stats().Retransmits) / (total / 4096)
+				rate := float64(c.total) / took.Seconds() / float64(c.net.Rate)
+				again := float64(x.q.Stats().Retransmits) * 4096 / float64(c.total)
 				t.Logf("%.0f%% of the rate, %.2f%% sent again, %d timeouts", 100*rate, 100*again, a.dev.stats.timeouts.Load())
 				require.Greater(t, rate, c.least)
 				require.Less(t, again, 0.1)

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -75,6 +76,12 @@ func (n *node) close() {
 	require.NoError(n.t, n.arena.Close())
 	require.NoError(n.t, n.pd.Close())
 	require.NoError(n.t, n.dev.Close())
+	for range 1000 { // a handler may be running
+		if n.dev.refs.Load() == 0 {
+			break
+		}
+		time.Sleep(time.Millisecond)
+	}
 	require.Zero(n.t, n.dev.refs.Load(), "the device is held still")
 }
 

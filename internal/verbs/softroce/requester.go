@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/go-rdma/rdma/internal/verbs"
+	"github.com/go-rdma/rdma/internal/verbs/softroce/netio"
 	"github.com/go-rdma/rdma/internal/verbs/softroce/wire"
 )
 
@@ -16,8 +17,12 @@ const (
 	// what came before let more packets go, which show the loss.
 	ackEvery = 16
 
-	// burst is what one queue pair may take of the path's room at once.
+	// burst is what one queue pair may take of the path's room at once, in packets.
 	burst = 32
+
+	// maxTurn bounds the packets of one turn, since others may wait for the
+	// queue pair's lock, the reader of the network among them. Answers let it go on.
+	maxTurn = 2 * netio.MaxBatch
 
 	// probePackets are sent after a loss, until an answer comes.
 	probePackets = 3
@@ -73,7 +78,7 @@ type requester struct {
 
 	inflight int64  // cost of what is between paid and nxt
 	paid     uint32 // between una and paid are probes, which take no room from others
-	granted  int64 // under congestion.mu, as are the next two
+	granted  int64  // under congestion.mu, as are the next two
 	waiting  bool
 	waitNext *rc
 
@@ -112,7 +117,7 @@ func (r *rc) transmit(w *work) {
 		return
 	}
 	var credit int64
-	sent := false
+	sent := 0
 	for more := r.maySend(&credit); more; {
 		e, packet := r.q.sq.at(r.cur), r.curPacket
 		if !r.begin(w, e) {
@@ -131,18 +136,18 @@ func (r *rc) transmit(w *work) {
 		if r.curPacket++; r.curPacket == e.packets {
 			r.cur, r.curPacket = r.cur+1, 0
 		}
-		more = r.maySend(&credit)
+		sent++
+		more = sent < maxTurn && r.maySend(&credit)
 		r.sinceAck++
 		// What ends a message asks for an acknowledgement, and so does what is
 		// followed by a pause that only an acknowledgement ends.
 		ask := packet+1 == e.packets || !more || r.sinceAck >= r.askEvery
 		r.send(w, e, packet, psn, ask)
-		sent = true
 	}
 	if credit > 0 {
 		r.cc.give(w, credit)
 	}
-	if sent {
+	if sent > 0 {
 		// The payload is the consumer's again as soon as an acknowledgement of
 		// these packets, or of the ones they repeat, is processed.
 		w.flush()
@@ -386,7 +391,7 @@ func (r *rc) lostAt(w *work, psn uint32) {
 	if r.rnrUntil != 0 || r.nakAt != 0 && r.nakPSN == psn && now-r.nakAt < rtt {
 		return
 	}
-	r.nakPSN, r.nakAt = psn, now
+	r.nakPSN, r.nakAt, r.timeouts = psn, now, 0
 	r.cc.lost(now, rtt)
 	r.goBack(w)
 	// What was sent beyond the loss still fills the path: it is given a round trip to drain.
@@ -410,6 +415,7 @@ func (r *rc) notReady(w *work, psn uint32, code uint8) {
 		r.rnrLeft--
 	}
 	r.goBack(w)
+	r.timeouts = 0
 	r.rnrUntil = w.now() + nanos(wire.RNRTimer(code))
 	r.arm(w)
 }

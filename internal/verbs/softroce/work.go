@@ -77,7 +77,7 @@ func (w *work) end(handlersHere bool) {
 		w.failOverrun()
 		w.resumeWaiting()
 	}
-	w.flush()
+	// Who waits is woken first; acknowledgements have time.
 	if len(w.notify) > 0 || len(w.met) > 0 {
 		if handlersHere && d.polling.Load() == 0 {
 			for _, q := range w.met {
@@ -93,6 +93,7 @@ func (w *work) end(handlersHere bool) {
 		clear(w.notify)
 		w.met, w.notify = w.met[:0], w.notify[:0]
 	}
+	w.flush()
 	w.time = 0
 	d.works.Put(w)
 }
