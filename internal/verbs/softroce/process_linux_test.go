@@ -334,3 +334,36 @@ func TestProcessStopped(t *testing.T) {
 	talkTo(t, p, toA)
 	unused(t, p)
 }
+
+// TestStormLoopback: the storm over the host's own sockets, in one process.
+func TestStormLoopback(t *testing.T) {
+	const peers = 500
+	p := New(&Config{})
+	l := mustListen(t, p, netip.MustParseAddrPort("127.0.0.1:0"), func(a *verbs.ListenAttr) { a.Backlog = peers })
+	var xs, ys []*side
+	var dones []func() error
+	for range peers {
+		x := resolveSide(t, p, l.Addr())
+		xs, dones = append(xs, x), append(dones, x.dial(background()))
+	}
+	for range peers {
+		time.Sleep(time.Millisecond)
+		ys = append(ys, accept(t, l))
+	}
+	for i, done := range dones {
+		require.NoError(t, done(), "peer %d", i)
+	}
+	require.Equal(t, verbs.ListenerStats{Requests: peers}, l.Stats())
+	for i := range peers {
+		ys[i].wait(1)
+		if i%2 == 0 {
+			xs[i].close()
+			ys[i].close()
+		} else {
+			ys[i].close()
+			xs[i].close()
+		}
+	}
+	require.NoError(t, l.Close())
+	unused(t, p)
+}

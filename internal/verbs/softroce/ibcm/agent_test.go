@@ -765,3 +765,32 @@ func TestConcurrent(t *testing.T) {
 	a.Agent.Close()
 	b.Agent.Close()
 }
+
+// TestOwnSubnet: with a hop limit of 1 the path is not routed, and rdma_cm says so.
+func TestOwnSubnet(t *testing.T) {
+	p := &ConnectParam{Path: Path{Local: addrA, Remote: addrB, HopLimit: 1}, PathMTU: 3}
+	q, err := p.req(1, 2)
+	require.NoError(t, err)
+	require.True(t, q.Primary.SubnetLocal)
+	require.EqualValues(t, 1, q.Primary.HopLimit)
+	require.Zero(t, q.Primary.LocalLID)
+	require.Zero(t, q.Primary.RemoteLID)
+}
+
+// TestTooMuch: private data that does not fit is refused before anything is sent.
+func TestTooMuch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStand(t, "REQ received")
+		require.Error(t, s.c.Accept(&AcceptParam{QPN: 5, PrivateData: make([]byte, 197)}))
+		require.Error(t, s.c.Reject(ReasonConsumer, make([]byte, 73), nil))
+		require.Error(t, s.c.Reject(ReasonConsumer, nil, make([]byte, 149)))
+		require.True(t, s.c.Alive())
+		require.Equal(t, s.path, s.c.Path())
+		require.Empty(t, s.told())
+		require.NoError(t, s.c.Accept(&AcceptParam{QPN: 5, PrivateData: make([]byte, 196)}))
+		require.True(t, s.c.Alive())
+		require.ErrorIs(t, s.c.Reject(ReasonConsumer, nil, nil), ErrState)
+		s.c.Disconnect()
+		require.False(t, s.c.Alive())
+	})
+}

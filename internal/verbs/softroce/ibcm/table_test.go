@@ -134,6 +134,10 @@ func (s *stand) message(name string) Message {
 		p := &ConnectParam{Path: Path{Local: addrB, Remote: addrA}, QPN: peerQPNum, PathMTU: 3}
 		q, _ := p.req(s.peer, peerGUID)
 		return q
+	case "other REQ": // of the same queue pair
+		q := s.message("REQ").(*REQ)
+		q.LocalCommID = 0x888
+		return q
 	case "MRA(REQ)":
 		return &MRA{LocalCommID: s.peer, RemoteCommID: s.id, MessageMRAed: AboutREQ, ServiceTimeout: 20}
 	case "MRA(REP)":
@@ -187,9 +191,11 @@ func (s *stand) outcome() string {
 // message, no event, no other state.
 var reactions = map[string]map[string]string{
 	"unknown": {
-		"REQ": "; ; REQ received", "REP": "REJ(6); ; -", "DREQ": "DREP; ; -",
+		"other REQ": "; ; REQ received",
+		"REQ":       "; ; REQ received", "REP": "REJ(6); ; -", "DREQ": "DREP; ; -",
 	},
 	"REQ sent": {
+		"other REQ": "; ; REQ received",
 		// The peer may ask for a connection of its own meanwhile.
 		"REQ":      "; ; REQ received",
 		"MRA(REQ)": "; ; MRA(REQ) received",
@@ -198,30 +204,35 @@ var reactions = map[string]map[string]string{
 		"DREQ":     "DREP; ; REQ sent",
 	},
 	"MRA(REQ) received": {
-		"REQ":      "; ; REQ received",
-		"REJ(REQ)": "; rejected done; time wait",
-		"REP":      "; replied; REP received",
-		"DREQ":     "DREP; ; MRA(REQ) received",
+		"other REQ": "; ; REQ received",
+		"REQ":       "; ; REQ received",
+		"REJ(REQ)":  "; rejected done; time wait",
+		"REP":       "; replied; REP received",
+		"DREQ":      "DREP; ; MRA(REQ) received",
 	},
 	"REP received": {
-		"REQ":      "REJ(10) DREQ; disconnected; DREQ sent", // the queue pair is in a connection
-		"REP":      "MRA(1); ; REP received",
-		"REJ(REP)": "; disconnected done; time wait",
-		"DREQ":     "DREP; disconnected; time wait",
+		"other REQ": "REJ(10) DREQ; disconnected; DREQ sent",
+		"REQ":       "REJ(10) DREQ; disconnected; DREQ sent", // the queue pair is in a connection
+		"REP":       "MRA(1); ; REP received",
+		"REJ(REP)":  "; disconnected done; time wait",
+		"DREQ":      "DREP; disconnected; time wait",
 	},
 	"established, active": {
-		"REQ":      "REJ(10) DREQ; disconnected; DREQ sent",
-		"REP":      "RTU; ; established",
-		"REJ(REP)": "; disconnected done; time wait",
-		"DREQ":     "DREP; disconnected; time wait",
+		"other REQ": "REJ(10) DREQ; disconnected; DREQ sent",
+		"REQ":       "REJ(10) DREQ; disconnected; DREQ sent",
+		"REP":       "RTU; ; established",
+		"REJ(REP)":  "; disconnected done; time wait",
+		"DREQ":      "DREP; disconnected; time wait",
 	},
 	"REQ received": {
+		"other REQ":    "REJ(10); rejected done; time wait",
 		"REQ":          "MRA(0); ; REQ received",
 		"REJ(REP)":     "; rejected done; time wait",
 		"REJ(timeout)": "; rejected done; time wait",
 		"REP":          "REJ(6); ; REQ received",
 	},
 	"REP sent": {
+		"other REQ":    "REJ(10) DREQ; unreachable; DREQ sent",
 		"REQ":          "REP; ; REP sent",
 		"MRA(REP)":     "; ; MRA(REP) received",
 		"REJ(REP)":     "; rejected done; time wait",
@@ -231,6 +242,7 @@ var reactions = map[string]map[string]string{
 		"DREQ":         "DREP; established disconnected; time wait",
 	},
 	"MRA(REP) received": {
+		"other REQ":    "REJ(10) DREQ; unreachable; DREQ sent",
 		"REJ(REP)":     "; rejected done; time wait",
 		"REJ(timeout)": "; rejected done; time wait",
 		"REP":          "REJ(6); ; MRA(REP) received",
@@ -238,12 +250,14 @@ var reactions = map[string]map[string]string{
 		"DREQ":         "DREP; established disconnected; time wait",
 	},
 	"established, passive": {
+		"other REQ":    "REJ(10) DREQ; disconnected; DREQ sent",
 		"REJ(REP)":     "; disconnected done; time wait",
 		"REJ(timeout)": "; disconnected done; time wait",
 		"REP":          "REJ(6); ; established",
 		"DREQ":         "DREP; disconnected; time wait",
 	},
 	"DREQ sent": {
+		"other REQ":    "; ; REQ received",
 		"REJ(REP)":     "; disconnected done; time wait",
 		"REJ(timeout)": "; disconnected done; time wait",
 		"REP":          "REJ(6); ; DREQ sent",
@@ -251,17 +265,19 @@ var reactions = map[string]map[string]string{
 		"DREP":         "; disconnected done; time wait",
 	},
 	"time wait": {
-		"REP":  "REJ(6); ; time wait",
-		"DREQ": "DREP; ; time wait",
+		"other REQ": "; ; REQ received",
+		"REP":       "REJ(6); ; time wait",
+		"DREQ":      "DREP; ; time wait",
 	},
 	"rejected": {
-		"REQ": "REJ(28); ; rejected",
-		"REP": "REJ(6); ; rejected",
+		"other REQ": "; ; REQ received",
+		"REQ":       "REJ(28); ; rejected",
+		"REP":       "REJ(6); ; rejected",
 	},
 }
 
 var standMessages = []string{
-	"REQ", "MRA(REQ)", "MRA(REP)", "REJ(REQ)", "REJ(REP)", "REJ(timeout)", "REP", "RTU", "DREQ", "DREP",
+	"REQ", "other REQ", "MRA(REQ)", "MRA(REP)", "REJ(REQ)", "REJ(REP)", "REJ(timeout)", "REP", "RTU", "DREQ", "DREP",
 }
 
 // TestStateTable feeds each message to a connection in each state, and a
@@ -308,7 +324,7 @@ func TestForged(t *testing.T) {
 			for name, forge := range wrong {
 				// These do not carry, or do not yet know, what is wrong in them.
 				switch {
-				case msg == "REQ",
+				case msg == "REQ", msg == "other REQ",
 					name == "QPN" && msg != "DREQ",
 					name == "remote ID" && (msg == "REJ(REQ)" || msg == "MRA(REQ)"),
 					name == "remote ID" && msg == "REP" && strings.HasPrefix(reactions[st]["REP"], "; replied"),
