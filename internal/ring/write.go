@@ -177,6 +177,7 @@ func (c *Conn) lendChunk(size int) (*chunk, error) {
 	}
 	t := &c.tx
 	t.mu.Lock()
+	defer t.mu.Unlock()
 	t.roomOnly = true
 	defer func() { t.roomOnly = false }()
 	for {
@@ -184,16 +185,15 @@ func (c *Conn) lendChunk(size int) (*chunk, error) {
 		if err == nil && t.hasRoom() {
 			break
 		}
-		t.mu.Unlock()
 		if err == nil {
+			t.mu.Unlock()
 			err = c.rc.Wait(c.wr)
+			t.mu.Lock()
 		}
 		if err != nil {
 			return nil, c.closedOr(err)
 		}
-		t.mu.Lock()
 	}
-	defer t.mu.Unlock()
 	ch, err := c.newChunk(size)
 	if err == nil {
 		c.memRefs.Add(1)
