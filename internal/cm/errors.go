@@ -1,12 +1,10 @@
 package cm
 
 import (
-	"errors"
 	"fmt"
 	"strings"
 
 	"github.com/go-rdma/rdma/internal/verbs"
-	"github.com/go-rdma/rdma/internal/verbs/softroce/netio"
 )
 
 // Cause is why one provider or device does not serve an address.
@@ -83,16 +81,6 @@ type unusableError struct{ error }
 
 func (e unusableError) Unwrap() error        { return e.error }
 func (e unusableError) Is(target error) bool { return target == verbs.ErrNoDevice }
-
-// deviceError marks errors that say, of whatever address, that the device cannot
-// be used now: somebody else has softroce's UDP port, which has nothing to do with the port
-// number that a listener asks for.
-func deviceError(err error) error {
-	if errors.As(err, new(*netio.PortBusyError)) && !errors.Is(err, verbs.ErrNoDevice) {
-		return unusableError{err}
-	}
-	return err
-}
 
 // UnaskedError is why softroce is used only if it is named.
 type UnaskedError struct{ Why string }

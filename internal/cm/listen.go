@@ -135,6 +135,5 @@ func (m *Manager) listenOn(ctx context.Context, c *candidate, attr verbs.ListenA
 		}
 	}
 	attr.Device, attr.Port = c.device, c.port
-	l, err := c.p.Listen(ctx, &attr)
-	return l, deviceError(err)
+	return c.p.Listen(ctx, &attr)
 }

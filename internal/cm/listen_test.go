@@ -100,7 +100,7 @@ func TestListenSkipsAndRecords(t *testing.T) {
 // UDP port 4791 in other hands is a matter of the device, not of the listener's port.
 func TestListenWithoutUDPPort(t *testing.T) {
 	m, _, core, soft := threeProviders()
-	soft.listenErr = fmt.Errorf("softroce: %w", &netio.PortBusyError{Port: 4791, UID: 7})
+	soft.listenErr = fmt.Errorf("softroce: %w: %w", verbs.ErrNoDevice, &netio.PortBusyError{Port: 4791, UID: 7})
 	soft.resolveErr = soft.listenErr
 	l, err := m.Listen(t.Context(), "rdmacore,softroce", listenAt("0.0.0.0:0"))
 	require.NoError(t, err)

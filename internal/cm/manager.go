@@ -101,8 +101,20 @@ func (m *Manager) resolveOn(ctx context.Context, c *candidate, attr verbs.CMIDAt
 		}
 	}
 	attr.Device, attr.Port = c.device, c.port
-	id, err := c.p.Resolve(ctx, &attr)
-	return id, deviceError(err)
+	return c.p.Resolve(ctx, &attr)
+}
+
+// Drain waits until every provider has told the peers of closed connections
+// what they must be told, or ctx ends.
+func (m *Manager) Drain(ctx context.Context) error {
+	for _, p := range m.Providers {
+		if d, ok := p.(interface{ Drain(context.Context) error }); ok {
+			if err := d.Drain(ctx); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // LookupRemote describes the device from which addr is reached.
