@@ -63,7 +63,8 @@ const (
 	// EventDisconnected: the peer sent DREQ, or answered ours. The provider has
 	// answered the peer; the queue pair still has its state.
 	EventDisconnected
-	// EventConnectError: the passive side's connection did not come to stand. Err says why.
+	// EventConnectError: the passive side's connection did not come to stand. Err says
+	// why. It may come before Accept, when the peer gave up waiting for it.
 	EventConnectError
 	// EventDeviceRemoval: the device is gone.
 	EventDeviceRemoval

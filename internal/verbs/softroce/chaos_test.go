@@ -23,7 +23,7 @@ import (
 // moments over a bad network. Whatever happens, every call returns, what it returns is
 // one of the errors it may, and in the end nothing is left.
 func TestChaos(t *testing.T) {
-	for seed := range uint64(20) {
+	for seed := range uint64(10) {
 		bubble(t, func(t *testing.T) {
 			n := newCMNet(simnet.Options{
 				Delay: time.Millisecond, Jitter: 20 * time.Millisecond, Loss: 0.2, Dup: 0.2, Reorder: 0.2,

@@ -337,7 +337,7 @@ func TestProcessStopped(t *testing.T) {
 
 // TestStormLoopback: the storm over the host's own sockets, in one process.
 func TestStormLoopback(t *testing.T) {
-	const peers = 500
+	const peers = 300
 	p := New(&Config{})
 	l := mustListen(t, p, netip.MustParseAddrPort("127.0.0.1:0"), func(a *verbs.ListenAttr) { a.Backlog = peers })
 	var xs, ys []*side
