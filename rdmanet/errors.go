@@ -1,11 +1,13 @@
 package rdmanet
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
 	"net"
 	"os"
+	"strings"
 	"syscall"
 
 	"github.com/go-rdma/rdma/internal/cm"
@@ -38,10 +40,7 @@ type Error struct {
 
 func (e *Error) Error() string {
 	s := e.Err.Error()
-	if at := e.Device; at != "" || e.Provider != "" {
-		if at == "" {
-			at = e.Provider
-		}
+	if at := cmp.Or(e.Device, e.Provider); at != "" && !strings.HasPrefix(s, e.Provider+": ") {
 		s = at + ": " + s
 	}
 	if e.Hint != "" {

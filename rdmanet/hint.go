@@ -1,6 +1,7 @@
 package rdmanet
 
 import (
+	"cmp"
 	"errors"
 	"net"
 	"strings"
@@ -13,7 +14,7 @@ import (
 // hint tells in one line what to do about e. It is empty where the error says it
 // all, or nothing is to be done.
 func hint(e *Error, addr net.Addr) string {
-	if h := deviceHint(e.Err); h != "" {
+	if h := cmp.Or(resourceHint(e.Err), deviceHint(e.Err)); h != "" {
 		return h
 	}
 	switch e.Phase {
@@ -30,7 +31,7 @@ func hint(e *Error, addr net.Addr) string {
 			return "the peer's host, its process or the way to it is gone"
 		}
 	}
-	return resourceHint(e.Err)
+	return ""
 }
 
 // deviceHint is about choosing a device.
@@ -69,7 +70,7 @@ func resolveHint(err error) string {
 	if errors.Is(err, errors.ErrUnsupported) {
 		return `use a stream network: "rdma", "rdma4" or "rdma6"`
 	}
-	return resourceHint(err)
+	return ""
 }
 
 func routeHint(err error, addr net.Addr) string {
@@ -83,7 +84,7 @@ func routeHint(err error, addr net.Addr) string {
 			return "see: ip route get " + a.IP.WithZone("").String()
 		}
 	}
-	return resourceHint(err)
+	return ""
 }
 
 func connectHint(err error) string {
@@ -96,7 +97,7 @@ func connectHint(err error) string {
 	case errors.Is(err, syscall.ETIMEDOUT):
 		return "nothing came back: is the host up, UDP port 4791 open in firewalls both ways, and no NAT between?"
 	}
-	return resourceHint(err)
+	return ""
 }
 
 func resourceHint(err error) string {

@@ -1,0 +1,78 @@
+package rpma_test
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"os"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/go-rdma/rdma/internal/verbs"
+	"github.com/go-rdma/rdma/rpma"
+)
+
+func TestMain(m *testing.M) {
+	if os.Getenv("RDMANET_DEVICE") == "" {
+		os.Setenv("RDMANET_DEVICE", "softroce") // also where a RoCE device is
+	}
+	goleak.VerifyTestMain(m)
+}
+
+func TestDevices(t *testing.T) {
+	ds, err := rpma.Devices()
+	require.NoError(t, err)
+	var found bool
+	for _, d := range ds {
+		if d.Provider != "softroce" {
+			continue
+		}
+		found = true
+		assert.NotEmpty(t, d.Name)
+		require.NoError(t, d.Unusable)
+		assert.Positive(t, d.MaxQP)
+		assert.Positive(t, d.MaxCQE)
+		assert.Positive(t, d.MaxMsgSize)
+		require.NotEmpty(t, d.Ports)
+		p := d.Ports[0]
+		assert.Equal(t, 1, p.Num)
+		assert.Equal(t, "ACTIVE", p.State)
+		assert.Contains(t, []int{256, 512, 1024, 2048, 4096}, p.MTU)
+		assert.Contains(t, p.GIDs, netip.MustParseAddr("127.0.0.1"))
+	}
+	assert.True(t, found, "softroce is everywhere")
+}
+
+func TestLookupLocal(t *testing.T) {
+	for _, address := range []string{"127.0.0.1", "127.0.0.1:80", "localhost", "localhost:80", "127.3.4.5", ""} {
+		d, err := rpma.LookupLocal(address)
+		require.NoError(t, err, "%q", address)
+		assert.Equal(t, "softroce", d.Provider)
+	}
+	for _, address := range []string{"203.0.113.77", "203.0.113.77:80", "2001:db8::77", "[2001:db8::77]:80"} {
+		d, err := rpma.LookupLocal(address)
+		require.ErrorIs(t, err, verbs.ErrNoDevice, address)
+		assert.Nil(t, d)
+		assert.Contains(t, err.Error(), "has no such address")
+	}
+	_, err := rpma.LookupLocal("127.0.0.1:nosuchservice")
+	require.Error(t, err)
+}
+
+func TestLookupRemote(t *testing.T) {
+	for _, address := range []string{"127.0.0.1", "127.0.0.1:80", "localhost"} {
+		d, err := rpma.LookupRemote(t.Context(), address)
+		require.NoError(t, err)
+		assert.Equal(t, "softroce", d.Provider)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := rpma.LookupRemote(ctx, "127.0.0.1")
+	require.ErrorIs(t, err, context.Canceled)
+	_, err = rpma.LookupRemote(t.Context(), "no such host.invalid")
+	var de *net.DNSError
+	require.ErrorAs(t, err, &de)
+}
