@@ -23,6 +23,8 @@ type instance struct {
 	agent *ibcm.Agent
 	share Sharer
 
+	sources Sharer // ports of active identifiers that take any
+
 	up atomic.Bool // dev and agent are set
 
 	mu        sync.Mutex
@@ -40,7 +42,7 @@ func (c agentClock) AfterFunc(d time.Duration, f func()) ibcm.Timer { return c.C
 
 // open brings up a device that is held once.
 func (p *Provider) open() (*instance, error) {
-	in := &instance{p: p, listeners: map[listenKey][]*listener{}}
+	in := &instance{p: p, listeners: map[listenKey][]*listener{}, sources: newLocalShare(p.cfg)}
 	var err error
 	if in.share, err = p.cfg.share(in.received); err != nil {
 		return nil, err

@@ -162,7 +162,13 @@ func (p *Provider) resolve(in *instance, attr *verbs.CMIDAttr) (*cmid, error) {
 	if mtu == 0 {
 		return nil, fmt.Errorf("interface %s has an MTU of %d bytes: %w", route.Interface, route.MTU, syscall.EMSGSIZE)
 	}
-	port, free, err := in.share.BindPort(attr.PortSpace, route.Local, attr.Local.Port())
+	// Nothing is ever sent to the port of an active side: one that nobody chose need not be
+	// known to other processes, which would cost a descriptor for each connection.
+	ports := in.share
+	if attr.Local.Port() == 0 {
+		ports = in.sources
+	}
+	port, free, err := ports.BindPort(attr.PortSpace, route.Local, attr.Local.Port())
 	if err != nil {
 		return nil, err
 	}
