@@ -64,12 +64,14 @@ func testAllocations(s *suite, t *testing.T) {
 			_ = b.cq.Arm()
 		}
 	}
-	exchange() // fills pools
-	// Ten runs, and in none of them more than one allocation for ten messages: what
-	// a timer or a full pool costs now and then is not the messages' cost.
-	perRun := testing.AllocsPerRun(10, exchange)
+	// The best of several runs: what fills a pool, or what others do meanwhile, is
+	// not the messages' cost.
+	best := testing.AllocsPerRun(1, exchange)
+	for range 9 {
+		best = min(best, testing.AllocsPerRun(1, exchange))
+	}
 	require.NoError(t, failed)
 	require.False(t, late, "a message is missing")
-	require.LessOrEqual(t, perRun, 20.0, "allocations for 200 messages")
+	require.LessOrEqual(t, best, 2.0, "allocations for 200 messages")
 	dst.requireBytes(t, src.bytes())
 }

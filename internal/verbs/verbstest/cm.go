@@ -345,7 +345,8 @@ func testLateHandler(s *suite, t *testing.T) {
 	require.NoError(t, err)
 	a.ping(b)
 	require.NoError(t, a.id.Disconnect())
-	a.waitEvents(verbs.EventDisconnected) // the peer has answered
+	a.waitEvents(verbs.EventDisconnected) // the peer's provider has answered,
+	time.Sleep(3 * settle)                // and has had the time to tell
 	id.SetHandler(ev.add)
 	require.Equal(t, []verbs.EventType{verbs.EventEstablished, verbs.EventDisconnected}, ev.types())
 }

@@ -109,7 +109,7 @@ func testToError(s *suite, t *testing.T) {
 
 	// The peer has heard nothing.
 	b.quiet()
-	require.Equal(t, []verbs.EventType{verbs.EventEstablished}, b.events.types())
+	b.waitEvents(verbs.EventEstablished)
 }
 
 // testToErrorBeforeConnect flushes what was posted before there was a connection.
