@@ -1,8 +1,10 @@
 package rdmanet_test
 
 import (
+	"bytes"
 	"context"
 	"io"
+	"net"
 	"net/netip"
 	"syscall"
 	"testing"
@@ -111,6 +113,47 @@ func TestHostileClient(t *testing.T) {
 	_, err := client.Write([]byte("x"))
 	require.NoError(t, err)
 	require.NoError(t, readOne(server))
+}
+
+// What is dropped without a trace to anybody is counted.
+func TestDropsAreCounted(t *testing.T) {
+	counters := func() (sum rdmanet.DeviceStats) {
+		for _, d := range rdmanet.AllStats() {
+			sum.BadICRC += d.BadICRC
+			sum.BadKey += d.BadKey
+			sum.BadPacket += d.BadPacket
+		}
+		return sum
+	}
+	l := listen(t, nil)
+	client := dial(t, nil, l.Addr())
+	server := accept(t, l)
+	before := counters()
+	require.Eventually(t, func() bool {
+		// Each comes from another port, since processes share the receiving one.
+		c, err := net.Dial("udp", "127.0.0.1:4791")
+		require.NoError(t, err)
+		defer c.Close()
+		_, err = c.Write(bytes.Repeat([]byte{4}, 64)) // no ICRC
+		require.NoError(t, err)
+		_, err = c.Write([]byte("GET /")) // no RoCE at all
+		require.NoError(t, err)
+		now := counters()
+		return now.BadICRC > before.BadICRC && now.BadPacket > before.BadPacket
+	}, 10*time.Second, time.Millisecond)
+
+	s, _, err := call(t, l.Addr().String(), hello(1))
+	require.NoError(t, err)
+	victim := accept(t, l)
+	_, err = s.qp.PostSend([]verbs.SendWR{{Op: verbs.OpWrite, RemoteAddr: 4096, RKey: 1, Inline: []byte("boo")}})
+	require.NoError(t, err)
+	require.NoError(t, victim.SetReadDeadline(time.Now().Add(10*time.Second)))
+	require.ErrorIs(t, readOne(victim), syscall.ECONNRESET)
+	assert.Greater(t, counters().BadKey, before.BadKey)
+
+	_, err = client.Write([]byte("x"))
+	require.NoError(t, err)
+	require.NoError(t, readOne(server), "nobody else notices")
 }
 
 // A server that speaks something else gives ErrProtocol.

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+
+	"github.com/go-rdma/rdma/internal/cm"
 )
 
 // Stats counts what a connection did, and tells which way it goes.
@@ -45,9 +47,9 @@ type DeviceStats struct {
 	Stats
 	Conns             uint64 // open now
 	Dials, DialErrors uint64
-	BadICRC           uint64 // packets dropped: corrupted, or not RoCE
-	BadKey            uint64 // requests refused: no such memory, or not for the peer
-	BadPacket         uint64 // packets dropped: malformed, or for nobody here
+	BadICRC           uint64 // packets dropped: changed on the way, or not RoCE
+	BadKey            uint64 // requests refused: memory that is not there or not the peer's to access
+	BadPacket         uint64 // packets dropped: malformed, or not what the peer may send
 }
 
 // totals gathers the DeviceStats of one device.
@@ -138,5 +140,7 @@ func (t *totals) stats() DeviceStats {
 		d.Stats.add(&s)
 	}
 	d.Provider, d.Device = t.provider, t.device
+	n := cm.Default().Counters(t.provider, t.device)
+	d.BadICRC, d.BadKey, d.BadPacket = n.BadICRC, n.BadKey, n.BadPacket
 	return d
 }

@@ -117,6 +117,14 @@ func (m *Manager) Drain(ctx context.Context) error {
 	return nil
 }
 
+// Counters returns what a provider counted for one of its devices.
+func (m *Manager) Counters(provider, device string) verbs.DeviceCounters {
+	if c, ok := m.provider(provider).(verbs.Counter); ok {
+		return c.Counters(device)
+	}
+	return verbs.DeviceCounters{}
+}
+
 // LookupRemote describes the device from which addr is reached.
 func (m *Manager) LookupRemote(ctx context.Context, addr netip.Addr) (*verbs.DeviceInfo, error) {
 	id, err := m.Resolve(ctx, "", verbs.CMIDAttr{

@@ -28,6 +28,20 @@ type Provider interface {
 	Listen(ctx context.Context, attr *ListenAttr) (Listener, error)
 }
 
+// DeviceCounters counts what a device did not take, which leaves no trace with
+// the connections that it might have been meant for.
+type DeviceCounters struct {
+	BadICRC   uint64 // packets dropped: changed on the way, or not RoCE
+	BadKey    uint64 // requests refused: memory that is not there or not the peer's to access
+	BadPacket uint64 // packets dropped: malformed, or not what the peer may send
+}
+
+// Counter is a [Provider] that counts.
+type Counter interface {
+	// Counters returns a device's counters since the program began, whether it is open or not.
+	Counters(device string) DeviceCounters
+}
+
 // LinkTransport is what carries a device's packets.
 type LinkTransport uint8
 

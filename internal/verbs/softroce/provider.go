@@ -16,8 +16,10 @@ import (
 type Provider struct {
 	cfg *Config
 
-	mu   sync.Mutex
-	inst *instance // the latest; it may be gone
+	mu      sync.Mutex
+	inst    *instance              // the latest; it may be gone
+	counted map[*instance]struct{} // not yet gone
+	past    verbs.DeviceCounters   // of instances that are gone
 
 	idle       sync.Mutex
 	background int // connections whose owner is gone and whose peer must still be told
@@ -47,15 +49,22 @@ func (p *Provider) use() (*instance, error) {
 		return nil, fmt.Errorf("softroce: %w: %w", verbs.ErrNoDevice, err)
 	}
 	p.inst = in
+	if p.counted == nil {
+		p.counted = make(map[*instance]struct{})
+	}
+	p.counted[in] = struct{}{}
 	return in, nil
 }
 
+// forget is told that an instance is gone.
 func (p *Provider) forget(in *instance) {
 	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.counted, in)
+	addCounters(&p.past, in.dev.counters())
 	if p.inst == in {
 		p.inst = nil
 	}
-	p.mu.Unlock()
 }
 
 // Devices implements [verbs.Provider]. A device that is not open is opened for

@@ -1,6 +1,11 @@
 package softroce
 
-import "sync/atomic"
+import (
+	"sync/atomic"
+
+	"github.com/go-rdma/rdma/internal/verbs"
+	"github.com/go-rdma/rdma/internal/verbs/softroce/netio"
+)
 
 // counters count what a device dropped and what it had to repair. Packets that
 // fit no queue pair, or not the one they name, leave no other trace.
@@ -23,4 +28,41 @@ type counters struct {
 	sequence    atomic.Uint64 // PSN sequence NAKs received
 	sendErrors  atomic.Uint64 // batches that the network refused
 	overruns    atomic.Uint64 // completion queues that overflowed
+}
+
+// counters sums up for those above. Packets for a queue pair that is gone or in the error state are
+// left out: closing connections has them.
+func (d *device) counters() verbs.DeviceCounters {
+	s := &d.stats
+	c := verbs.DeviceCounters{
+		BadKey: s.refused.Load(),
+		BadPacket: s.malformed.Load() + s.wrongType.Load() + s.wrongPKey.Load() +
+			s.wrongQKey.Load() + s.wrongAddr.Load(),
+	}
+	if n, ok := d.conn.(interface{ Stats() netio.Stats }); ok {
+		ns := n.Stats()
+		c.BadICRC = ns.BadICRC
+		c.BadPacket += ns.Runts
+	}
+	return c
+}
+
+// Counters implements [verbs.Counter].
+func (p *Provider) Counters(device string) verbs.DeviceCounters {
+	if device != p.cfg.name() {
+		return verbs.DeviceCounters{}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	c := p.past
+	for in := range p.counted {
+		addCounters(&c, in.dev.counters())
+	}
+	return c
+}
+
+func addCounters(to *verbs.DeviceCounters, c verbs.DeviceCounters) {
+	to.BadICRC += c.BadICRC
+	to.BadKey += c.BadKey
+	to.BadPacket += c.BadPacket
 }
