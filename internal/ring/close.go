@@ -224,7 +224,7 @@ func (c *Conn) teardown() {
 		c.tx.mu.Lock()
 		c.tx.open = false
 		c.tx.mu.Unlock()
-		_ = c.rc.Close() // what does not close is the provider's to mend
+		freed(c.rc.Close())
 		// Wait for a Read or Write on its way out.
 		c.rmu.Lock()
 		c.wmu.Lock()
@@ -237,8 +237,7 @@ func (c *Conn) teardown() {
 
 func (c *Conn) freeMemory() {
 	c.rx.mu.Lock()
-	segs, lent := c.rx.takeAll()
-	c.memRefs.Add(int32(lent))
+	segs := c.rx.takeAll()
 	c.rx.mu.Unlock()
 	c.putSegments(segs)
 
@@ -251,7 +250,7 @@ func (c *Conn) freeMemory() {
 	}
 	t.all, t.head, t.tail, t.cur = nil, nil, nil, nil
 	if c.ctl.mr != nil {
-		_ = c.ctl.mr.Close()
+		freed(c.ctl.mr.Close())
 	}
 	if c.ctl.block.Valid() {
 		dev.Put(c.ctl.block)

@@ -55,7 +55,6 @@ func (c *Conn) unlend(s *segment) (more bool) {
 	c.rx.mu.Unlock()
 	if orphan {
 		c.putSegments([]*segment{s})
-		c.unref()
 	}
 	if due {
 		c.tx.mu.Lock()
@@ -99,6 +98,9 @@ func (c *Conn) WriteTo(w io.Writer) (n int64, err error) {
 	for {
 		c.rmu.Lock()
 		s, b, err := c.lend(lendMax)
+		if err == nil {
+			c.memRefs.Add(1) // teardown waits for rmu, not for w
+		}
 		c.rmu.Unlock()
 		if err == io.EOF {
 			return n, nil
@@ -119,6 +121,7 @@ func (c *Conn) WriteTo(w io.Writer) (n int64, err error) {
 
 // writeLent gives the segment back even if w panics.
 func (c *Conn) writeLent(w io.Writer, s *segment, b []byte) (int, error) {
+	defer c.unref()
 	defer c.unlend(s)
 	return w.Write(b)
 }

@@ -286,18 +286,17 @@ func (r *receiver) pick() *segment {
 }
 
 // takeAll empties the receiver, of what is not lent out.
-func (r *receiver) takeAll() (free []*segment, lent int) {
-	free = r.trash
+func (r *receiver) takeAll() []*segment {
+	free := r.trash
 	for _, s := range append(r.segs, r.spare) {
 		switch {
 		case s == nil:
 		case s.pins > 0:
 			s.orphan = true
-			lent++
 		default:
 			free = append(free, s)
 		}
 	}
 	r.segs, r.spare, r.trash, r.fill, r.avail = nil, nil, nil, 0, 0
-	return free, lent
+	return free
 }

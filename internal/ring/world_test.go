@@ -43,11 +43,13 @@ type world struct {
 	ln   verbs.Listener
 
 	cfg [2]Config // of client and server
+
+	before goleak.Option
 }
 
 func newWorld(t testing.TB, o simnet.Options) *world {
 	t.Helper()
-	w := &world{t: t, net: simnet.New(1, o)}
+	w := &world{t: t, net: simnet.New(1, o), before: goleak.IgnoreCurrent()}
 	w.addr = [2]netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")}
 	w.a = softroce.New(&softroce.Config{Open: w.net.Host(w.addr[0]).Open})
 	w.b = softroce.New(&softroce.Config{Open: w.net.Host(w.addr[1]).Open})
@@ -71,6 +73,11 @@ func (w *world) close() {
 	devices, arenas, bytes := rc.Usage()
 	if devices != 0 || arenas != 0 || bytes != 0 {
 		w.t.Errorf("left behind: %d devices, %d arenas, %d bytes", devices, arenas, bytes)
+	}
+	require.Zero(w.t, unfreed.Load(), "errors of closing")
+	// Devices close with the last that is made of them.
+	if err := goleak.Find(w.before); err != nil {
+		w.t.Error(err)
 	}
 }
 
