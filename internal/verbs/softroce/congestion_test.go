@@ -155,3 +155,62 @@ func TestClosedQueuePairsGiveTheirRoomBack(t *testing.T) {
 		require.Zero(t, keep.q.rc.cc.inflight)
 	})
 }
+
+func TestRoomIsGivenInTurn(t *testing.T) {
+	table := congestionTable{}
+	const packet = 1000 + packetOverhead
+	c := table.join(addrA, 3<<16, packet)
+	require.Same(t, c, table.join(addrA, 3<<16|77, packet))
+	require.NotSame(t, c, table.join(addrA, 4<<16, packet))
+	require.NotSame(t, c, table.join(addrB, 3<<16, packet))
+	c.window = 10 * packet
+	var w work
+	var a, b, d rc
+	resumed := func() (names string) {
+		for _, r := range w.resume {
+			names += map[*rc]string{&a: "a", &b: "b", &d: "d"}[r]
+		}
+		w.resume = nil
+		return names
+	}
+	require.EqualValues(t, 4*packet, c.take(&a, packet, 4*packet))
+	require.EqualValues(t, 6*packet, c.take(&b, packet, 100*packet), "all there is")
+	require.Zero(t, c.take(&a, packet, packet))
+	require.Zero(t, c.take(&a, packet, packet), "once in the line is enough")
+	c.give(&w, packet/2)
+	require.Empty(t, resumed(), "too little")
+	require.Zero(t, c.take(&d, 10, 10), "no room for those who come later, be they small")
+	c.give(&w, packet)
+	require.Equal(t, "a", resumed())
+	require.Zero(t, c.take(&b, packet, packet), "a was first")
+	require.EqualValues(t, packet+packet/2, c.take(&a, packet, packet))
+
+	// The one whose turn it is has gone: the next takes its place.
+	c.give(&w, packet)
+	require.Equal(t, "d", resumed())
+	c.quit(&w, &d)
+	require.Equal(t, "b", resumed())
+	require.NotZero(t, c.take(&b, packet, packet))
+
+	// The first of the line goes, who needed more than there was.
+	require.Zero(t, c.take(&a, packet, packet))
+	require.Zero(t, c.take(&b, packet, packet))
+	require.Zero(t, c.take(&d, packet, packet))
+	c.quit(&w, &b)
+	c.quit(&w, &d)
+	require.Same(t, &a, c.last)
+	require.Zero(t, c.take(&b, packet, packet))
+	c.give(&w, c.inflight)
+	require.Equal(t, "a", resumed())
+	c.refund(&w, &a)
+	require.Equal(t, "b", resumed(), "what a does not need")
+	c.refund(&w, &b)
+	require.Zero(t, c.inflight)
+	require.EqualValues(t, 5*packet, c.take(&a, 5*packet, 5*packet))
+	c.window = packet
+	c.give(&w, 5*packet)
+	require.EqualValues(t, 5*packet, c.take(&a, 5*packet, 5*packet), "one always gets what it needs")
+	table.leave(c)
+	table.leave(c)
+	require.Len(t, table.m, 2)
+}

@@ -49,12 +49,9 @@ func (m *mr) release() {
 
 func (m *mr) closed() bool { return m.refs.Load() < 0 }
 
-// offset returns where [addr, addr+n) lies in the region. The region's own end
-// does not wrap around, so neither does a range inside it.
+// offset returns where [addr, addr+n) lies in the region. An address before it
+// wraps around to one far behind: the region itself does not wrap.
 func (m *mr) offset(addr, n uint64) (off uint64, ok bool) {
-	if addr < m.addr {
-		return 0, false
-	}
 	off = addr - m.addr
 	return off, off <= m.size && n <= m.size-off
 }

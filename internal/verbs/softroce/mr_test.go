@@ -34,6 +34,30 @@ func TestKeysAndAddressesAreNotToBeGuessed(t *testing.T) {
 	require.False(t, keys[0])
 }
 
+func TestRangesOfARegion(t *testing.T) {
+	const top = ^uint64(0)
+	low, high := mr{addr: 100, size: 50}, mr{addr: top - 49, size: 49}
+	for _, c := range []struct {
+		m       *mr
+		addr, n uint64
+		off     uint64
+		ok      bool
+	}{
+		{&low, 100, 50, 0, true}, {&low, 149, 1, 49, true}, {&low, 150, 0, 50, true},
+		{&low, 100, 51, 0, false}, {&low, 149, 2, 0, false}, {&low, 150, 1, 0, false}, {&low, 151, 0, 0, false},
+		{&low, 99, 1, 0, false}, {&low, 99, 2, 0, false}, {&low, 0, 150, 0, false},
+		{&low, top, 1, 0, false}, {&low, top, 102, 0, false}, {&low, 120, top, 0, false}, {&low, 120, top - 19, 0, false},
+		{&high, top - 49, 49, 0, true}, {&high, top - 49, 50, 0, false}, {&high, top - 1, 1, 48, true},
+		{&high, top - 50, 1, 0, false}, {&high, 0, 1, 0, false}, {&high, top, 1, 0, false},
+	} {
+		off, ok := c.m.offset(c.addr, c.n)
+		require.Equal(t, c.ok, ok, "%+v", c)
+		if ok {
+			require.Equal(t, c.off, off)
+		}
+	}
+}
+
 func TestCloseWaitsForAccessInProgress(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		_, a, _ := pair(t, 1, simnet.Options{})

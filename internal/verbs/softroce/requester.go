@@ -71,7 +71,7 @@ type requester struct {
 	srtt, rttvar int64
 
 	nakPSN uint32 // of the last sequence NAK obeyed
-	nakAt  int64  // 0: none since progress
+	nakAt  int64  // 0: none yet
 
 	rnrRetry, rnrLeft uint8
 	rnrUntil          int64 // 0: the peer is ready
@@ -337,7 +337,7 @@ func (r *rc) advance(w *work, psn uint32) {
 	}
 	r.inflight -= freed
 	r.cc.acked(w, freed)
-	r.progress, r.timeouts, r.nakAt = now, 0, 0
+	r.progress, r.timeouts = now, 0
 	r.rnrLeft, r.rnrUntil = r.rnrRetry, 0
 	r.rtoAt = now + r.rto()
 }

@@ -65,7 +65,7 @@ func TestMessagesAreCutIntoPackets(t *testing.T) {
 						require.Equal(t, wire.RETH{VA: 77, RKey: 88, Length: uint32(c.n)}, h.RETH)
 					}
 					if h.Opcode.HasImm() {
-						require.EqualValues(t, 0xA1B2C3D4, h.Imm)
+						require.Equal(t, uint32(0xA1B2C3D4), h.Imm)
 					}
 					if !last {
 						require.Len(t, h.Payload, 256)
@@ -214,6 +214,7 @@ func TestReceiverNotReadyIsWaitedFor(t *testing.T) {
 		require.Equal(t, []sent{{wire.RCWriteLast, endPSN + 2, true, 44}}, p.takeSent(), "the message alone")
 		require.Equal(t, 10240*time.Microsecond, time.Since(start))
 		require.EqualValues(t, 1, p.end.q.Stats().RNRs)
+		require.EqualValues(t, initialWindow, p.end.q.rc.cc.window, "nothing was lost")
 		p.send(ack(endPSN + 2))
 		require.Equal(t, []sent{{wire.RCWriteOnly, endPSN + 3, true, 1}, {wire.RCWriteOnly, endPSN + 4, true, 1}}, p.takeSent())
 		p.send(ack(endPSN + 4))
@@ -355,6 +356,75 @@ func TestLossIsRepairedSoon(t *testing.T) {
 		p.send(ack(endPSN))
 		require.Equal(t, []outcome{{1, 0}}, p.end.outcomes())
 		require.EqualValues(t, 4, p.end.q.Stats().Retransmits)
+		require.Zero(t, p.end.q.rc.srtt, "the answer could be to any of them (Karn)")
+		require.InDelta(t, 0.7*initialWindow, p.end.q.rc.cc.window, 10, "one loss, to the others on the path")
+	})
+}
+
+func TestProbesNeedNoRoom(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		p := newPeer(t, link{mtu: 256})
+		p.end.send(p.end.write(1, 0, 3000))
+		require.Len(t, p.take(), 12)
+		cc := p.end.q.rc.cc
+		cc.mu.Lock()
+		cc.inflight += 1 << 30 // of other queue pairs
+		cc.mu.Unlock()
+		time.Sleep(60 * time.Millisecond)
+		require.Len(t, p.take(), probePackets)
+		p.send(ack(endPSN + 2))
+		require.Empty(t, p.take(), "all else does")
+		cc.mu.Lock()
+		require.EqualValues(t, 1<<30, cc.inflight)
+		cc.inflight = 0
+		cc.mu.Unlock()
+		time.Sleep(60 * time.Millisecond)
+		p.take()
+		p.send(ack(endPSN + 11))
+		require.Equal(t, []outcome{{1, 0}}, p.end.outcomes())
+		require.Zero(t, cc.inflight)
+	})
+}
+
+func TestRepetitionStartsGently(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		p := newPeer(t, link{mtu: 256})
+		p.end.send(p.end.write(1, 0, 100*256))
+		require.Len(t, p.take(), 100)
+		p.send(response(endPSN, wire.SyndromePSNSequence))
+		got := p.takeSent()
+		require.Len(t, got, probePackets)
+		require.True(t, got[probePackets-1].Ask)
+		p.send(ack(endPSN + probePackets - 1))
+		require.Len(t, p.take(), 25, "a quarter of what was on the way")
+		p.send(ack(endPSN + probePackets + 24))
+		require.Len(t, p.take(), 50, "twice as much")
+	})
+}
+
+func TestNoMoreThanTheWindowIsOutstanding(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		p := newPeer(t, link{attr: verbs.QPInitAttr{MaxSendWR: 2000}})
+		p.end.q.rc.cc.window = 1 << 30
+		for range 1100 {
+			p.end.send(verbs.SendWR{Op: verbs.OpSend})
+		}
+		require.Len(t, p.take(), sendWindow)
+		p.send(ack(endPSN + 9))
+		require.Len(t, p.take(), 10)
+	})
+}
+
+func TestOneTurnIsBounded(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		p := newPeer(t, link{mtu: 256})
+		p.end.q.rc.cc.window = 1 << 30
+		p.end.send(p.end.write(1, 0, 1000*256))
+		got := p.takeSent()
+		require.Len(t, got, maxTurn)
+		require.True(t, got[maxTurn-1].Ask, "an answer lets it go on")
+		p.send(ack(endPSN))
+		require.Len(t, p.take(), maxTurn)
 	})
 }
 
@@ -605,6 +675,7 @@ func TestTimersAreLazyAndNoneIsLeft(t *testing.T) {
 		time.Sleep(time.Hour)
 		pending, armed = clock.counts()
 		require.Equal(t, [2]int{0, 1}, [2]int{pending, armed}, "nothing is outstanding")
+		require.Zero(t, p.end.dev.stats.timeouts.Load())
 	})
 }
 

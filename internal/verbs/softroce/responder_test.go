@@ -113,6 +113,8 @@ func TestZeroLengthNamesNoMemory(t *testing.T) {
 func TestPSNWrapsAtTheResponder(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		p := newPeer(t, link{psnA: endPSN, psnB: 0xFFFFFE})
+		p.send(p.writeTo(packet(wire.RCWriteOnly, 1, []byte{9}), 9, 1)) // ahead, across the wrap
+		require.Equal(t, []answer{{0xFFFFFE, wire.SyndromePSNSequence, 0}}, p.answers())
 		for i := range uint32(4) {
 			p.send(ask(p.writeTo(packet(wire.RCWriteOnly, (0xFFFFFE+i)&psnMask, []byte{1}), int(i), 1)))
 		}
@@ -140,6 +142,10 @@ func TestGapDrawsOneNAK(t *testing.T) {
 		p.send(at(4))
 		require.Equal(t, []answer{{peerPSN + 3, wire.SyndromePSNSequence, 3}}, p.answers(), "the next gap is another")
 		require.Equal(t, []byte{0, 1, 2, 0, 0}, p.end.mem[:5])
+		p.send(at(3))
+		p.answers()
+		p.send(at(5), at(0))
+		require.Equal(t, []answer{{peerPSN + 4, wire.SyndromePSNSequence, 4}}, p.answers(), "it also acknowledges the duplicate")
 	})
 }
 
@@ -167,8 +173,14 @@ func TestReorderedBatchIsAnsweredByWhatIsMissing(t *testing.T) {
 		}
 		p.send(at(1), at(0), at(2))
 		require.Equal(t, []answer{{peerPSN + 1, wire.SyndromePSNSequence, 1}}, p.answers())
-		p.send(at(2), at(1), at(2))
-		require.Equal(t, []answer{{peerPSN + 2, 31, 3}}, p.answers(), "it came again in the same batch")
+		p.send(at(1), at(2))
+		require.Equal(t, []answer{{peerPSN + 2, 31, 3}}, p.answers())
+		p.send(at(4), at(3), at(4))
+		require.Equal(t, []answer{{peerPSN + 4, 31, 5}}, p.answers(), "it came again in the same batch")
+		p.send(at(6), at(5))
+		require.Equal(t, []answer{{peerPSN + 6, wire.SyndromePSNSequence, 6}}, p.answers())
+		p.send(at(7))
+		require.Empty(t, p.answers(), "that gap was reported")
 	})
 }
 
@@ -200,6 +212,9 @@ func TestReceiverNotReady(t *testing.T) {
 		send := packet(wire.RCSendOnly, peerPSN+1, []byte("x"))
 		p.send(send, packet(wire.RCSendOnly, peerPSN+2, []byte("y")))
 		p.send(packet(wire.RCSendOnly, peerPSN+3, []byte("z")))
+		require.Equal(t, []answer{{peerPSN + 1, rnr12, 1}}, p.answers())
+		p.send(send)
+		p.send(packet(wire.RCSendOnly, peerPSN+2, []byte("y")))
 		require.Equal(t, []answer{{peerPSN + 1, rnr12, 1}}, p.answers())
 		p.send(send)
 		require.Equal(t, []answer{{peerPSN + 1, rnr12, 1}}, p.answers(), "as often as it is sent")
@@ -488,6 +503,10 @@ func TestPacketsOfOthersAreDropped(t *testing.T) {
 				p.path = &netio.Path{Local: addrB6, Remote: addrA6}
 				p.send(good)
 				p.path = path
+			}},
+			{"another destination of the same source", s.wrongAddr.Load, func() {
+				b := rawPacket(byte(wire.RCSendOnly), p.end.q.num, 0)
+				p.end.dev.HandlePackets([]netio.Packet{{Local: addrA.Next().Next(), Remote: netipPort(addrB), Data: b}})
 			}},
 			{"unknown opcode", s.malformed.Load, func() { raw(rawPacket(0x15, p.end.q.num, 0)) }},
 			{"UC", s.malformed.Load, func() { raw(rawPacket(0x2A, p.end.q.num, 16)) }},
