@@ -27,7 +27,6 @@ type heapPD struct {
 type heapArena struct {
 	pd  *heapPD
 	mem []byte
-	mrs int
 }
 
 type heapMR struct {

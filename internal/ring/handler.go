@@ -259,5 +259,5 @@ func statusError(s verbs.Status) error {
 	case verbs.RemAccessErr, verbs.RemInvReqErr, verbs.RemOpErr, verbs.RemAbortErr, verbs.BadRespErr:
 		return syscall.ECONNRESET
 	}
-	return fmt.Errorf("%w (%v)", syscall.EIO, s)
+	return fmt.Errorf("%w (%w)", syscall.EIO, s)
 }

@@ -1,6 +1,7 @@
 package ring
 
 import (
+	"errors"
 	"io"
 )
 
@@ -102,7 +103,7 @@ func (c *Conn) WriteTo(w io.Writer) (n int64, err error) {
 			c.memRefs.Add(1) // teardown waits for rmu, not for w
 		}
 		c.rmu.Unlock()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			return n, nil
 		}
 		if err != nil {

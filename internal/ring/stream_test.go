@@ -263,7 +263,7 @@ func TestDeadlineMidway(t *testing.T) {
 	require.NoError(t, c.SetWriteDeadline(time.Now().Add(100*time.Millisecond)))
 	n, err := c.Write(data)
 	require.ErrorIs(t, err, os.ErrDeadlineExceeded)
-	require.Greater(t, n, 0)
+	require.Positive(t, n)
 	require.Less(t, n, len(data))
 	var ne net.Error
 	require.True(t, errors.As(err, &ne) && ne.Timeout())

@@ -21,11 +21,11 @@ import (
 func TestMain(m *testing.M) {
 	code := m.Run()
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
-	defer cancel()
 	if err := Drain(ctx); err != nil && code == 0 {
 		println("connections still closing:", err.Error())
 		code = 1
 	}
+	cancel()
 	if err := goleak.Find(); err != nil && code == 0 {
 		println(err.Error())
 		code = 1

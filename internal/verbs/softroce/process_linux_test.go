@@ -45,13 +45,11 @@ func (t childT) Fatal(a ...any) { t.Errorf("%s", fmt.Sprint(a...)); t.FailNow() 
 func childMain() {
 	var t childT
 	var sides []*side
-	var ls []verbs.Listener
 	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
 		cmd, arg, _ := strings.Cut(in.Text(), " ")
 		switch cmd {
 		case "listen":
 			l := mustListen(t, Default(), netip.MustParseAddrPort(arg), nil)
-			ls = append(ls, l)
 			go serve(t, l)
 			fmt.Println("listening", l.Addr())
 		case "dial":

@@ -249,7 +249,7 @@ func (q *qp) postSend(w *work, wr *verbs.SendWR) (full bool, err error) {
 	if e.inlined = wr.Inline != nil; e.inlined {
 		e.inline = append(e.inline[:0], wr.Inline...)
 	} else if e.sgl, err = q.checkSGL(e.sgl, wr.SGL, 0); err != nil {
-		e.status, err = verbs.LocProtErr, nil
+		e.status = verbs.LocProtErr // told by the completion
 	}
 	q.sq.tail++
 	q.service.queued(e)

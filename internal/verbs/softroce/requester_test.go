@@ -210,7 +210,7 @@ func TestReceiverNotReadyIsWaitedFor(t *testing.T) {
 		p.end.send(p.end.write(4, 0, 1))
 		time.Sleep(10240*time.Microsecond - 1)
 		require.Empty(t, p.take())
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		require.Equal(t, []sent{{wire.RCWriteLast, endPSN + 2, true, 44}}, p.takeSent(), "the message alone")
 		require.Equal(t, 10240*time.Microsecond, time.Since(start))
 		require.EqualValues(t, 1, p.end.q.Stats().RNRs)
@@ -249,7 +249,7 @@ func TestEndlessRNRRetriesOutliveTheACKTimeout(t *testing.T) {
 		p := newPeer(t, link{timeout: 14, retry: 1}) // 67 ms
 		p.end.send(p.end.write(1, 0, 1))
 		for range 50 {
-			p.send(response(endPSN, wire.SyndromeRNR|0)) // 655 ms
+			p.send(response(endPSN, wire.SyndromeRNR)) // 655 ms
 			time.Sleep(700 * time.Millisecond)
 		}
 		require.Empty(t, p.end.completions())
@@ -441,7 +441,7 @@ func TestTimeoutFollowsTheRoundTrip(t *testing.T) {
 		p.take()
 		time.Sleep(5*time.Millisecond - 1)
 		require.Empty(t, p.take())
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		require.Len(t, p.take(), 1)
 	})
 }

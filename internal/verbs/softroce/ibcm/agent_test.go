@@ -310,7 +310,7 @@ func TestREPUnanswered(t *testing.T) {
 		synctest.Wait()
 		require.Equal(t, []EventType{EventUnreachable, EventDone}, eb.types())
 		require.Equal(t, syscall.ETIMEDOUT, eb.events[0].Err)
-		require.Equal(t, AttrREJ.String(), "REJ")
+		require.Equal(t, "REJ", AttrREJ.String())
 		require.Equal(t, 1, n.count(AttrREJ))
 		_ = ea
 	})

@@ -2,6 +2,7 @@ package ibcm
 
 import (
 	"encoding/binary"
+	"errors"
 	"syscall"
 )
 
@@ -13,7 +14,7 @@ func (a *Agent) HandleMAD(p Path, mad []byte) {
 	a.mu.Lock()
 	switch {
 	case a.closed:
-	case err == ErrIgnored:
+	case errors.Is(err, ErrIgnored):
 	case err != nil:
 		a.stats.Malformed++
 	default:
@@ -105,10 +106,10 @@ func (a *Agent) onREQ(p *Path, h *Header, q *REQ, w *work) {
 	var w2 work
 	a.mu.Lock()
 	if c.state == reqNew {
-		switch {
-		case v == Taken:
+		switch v {
+		case Taken:
 			c.state = reqRcvd
-		case v == Dropped:
+		case Dropped:
 			a.stats.DroppedREQs++
 			c.forget()
 		default:

@@ -305,9 +305,10 @@ func (n *Network) launch(now time.Time, f *frame) {
 	if dup {
 		n.stats.Duplicated++
 		g := n.frame()
-		buf := append(g.buf[:0], f.buf...)
+		buf := g.buf
 		*g = *f
-		g.buf = buf
+		g.buf = buf[:0]
+		g.buf = append(g.buf, f.buf...)
 		g.at = sent.Add(o.Delay + time.Duration(again*float64(o.Jitter)))
 		n.deliver(g)
 	}
