@@ -255,5 +255,4 @@ func (c *congestion) quit(w *work, r *rc) {
 		r.waiting, r.waitNext = false, nil
 	}
 	c.refundLocked(w, r)
-	c.wake(w) // r may have kept others waiting
 }

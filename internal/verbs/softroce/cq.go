@@ -27,7 +27,7 @@ type cq struct {
 	closed  bool
 	users   int // queue pairs, once for each of their queues
 
-	notifying int           // Notify calls due or running
+	notifying int           // Notify calls running
 	quiet     chan struct{} // closed when there are none; made by Close
 }
 
@@ -106,7 +106,6 @@ func (c *cq) push(w *work, wc *verbs.WC) {
 	if c.armed {
 		c.armed = false
 		if c.notify != nil {
-			c.notifying++
 			w.notify = append(w.notify, c)
 		}
 	}
@@ -120,14 +119,18 @@ func (c *cq) grow() {
 	c.ring, c.head = ring, 0
 }
 
-// notified calls Notify as push promised. No lock is held.
+// notified calls Notify as push promised, unless the queue was closed meanwhile: Close waits
+// for handlers that run and not for those that are due, since it may be called by
+// the handler of another queue before them. No lock is held.
 func (c *cq) notified() {
 	c.mu.Lock()
-	closed := c.closed
-	c.mu.Unlock()
-	if !closed {
-		c.notify()
+	if c.closed {
+		c.mu.Unlock()
+		return
 	}
+	c.notifying++
+	c.mu.Unlock()
+	c.notify()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.notifying--

@@ -2,6 +2,7 @@ package softroce
 
 import (
 	"net"
+	"slices"
 	"sync"
 	"syscall"
 	"testing"
@@ -10,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-rdma/rdma/internal/verbs"
+	"github.com/go-rdma/rdma/internal/verbs/softroce/netio"
 	"github.com/go-rdma/rdma/internal/verbs/softroce/simnet"
 	"github.com/go-rdma/rdma/internal/verbs/softroce/wire"
 )
@@ -179,6 +181,47 @@ func TestNotifyMayCallEverything(t *testing.T) {
 		}
 		require.Len(t, got, 3)
 	})
+}
+
+func TestHandlerMayCloseAQueueWhoseTurnComes(t *testing.T) {
+	for _, own := range []bool{false, true} { // on the notifier's goroutine, or on the network's
+		bubble(t, func(t *testing.T) {
+			_, a, b := pair(t, 1, simnet.Options{})
+			var ends [2]*end
+			var peers [2]*end
+			called := make(chan int, 2)
+			for i := range ends {
+				ends[i], peers[i] = connected(a, b, link{psnB: peerPSN, notifyA: func() {
+					called <- i
+					other := ends[1-i]
+					_ = other.q.Close()
+					_ = other.cq.Close()
+				}})
+				require.NoError(t, ends[i].cq.Arm())
+			}
+			if own {
+				a.dev.HandlePackets(slices.Concat(arriving(ends[0]), arriving(ends[1])))
+			} else {
+				// One overrun fails both at once.
+				w := a.dev.begin()
+				for _, e := range ends {
+					e.recv(verbs.RecvWR{})
+					e.q.mu.Lock()
+					e.q.fail(w, 0)
+					e.q.mu.Unlock()
+				}
+				w.end(false)
+			}
+			synctest.Wait()
+			require.Len(t, called, 1)
+		})
+	}
+}
+
+// arriving is a packet that completes a receive.
+func arriving(e *end) []netio.Packet {
+	e.recv(verbs.RecvWR{})
+	return []netio.Packet{{Local: addrA, Remote: netipPort(addrB), Data: rawPacket(byte(wire.RCSendOnly), e.q.num, 0)}}
 }
 
 func TestCompletionQueueAttributes(t *testing.T) {
