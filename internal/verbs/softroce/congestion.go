@@ -184,18 +184,26 @@ func (c *congestion) roundTrip() int64 {
 	return c.rtt
 }
 
-// lost reduces the window, once per round trip.
-func (c *congestion) lost(now, rtt int64) {
+// lost reduces the window, once per round trip, and tells whether it did.
+func (c *congestion) lost(now, rtt int64) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.lastLoss != 0 && now-c.lastLoss < rtt {
-		return
+		return false
 	}
 	c.lastLoss, c.grown = now, now
 	c.limit = c.window
 	c.threshold = max(c.window-c.window/10*3, floorPackets*c.packet)
 	c.window = c.threshold
 	c.acks = 0
+	return true
+}
+
+// acquit undoes the last reduction.
+func (c *congestion) acquit() {
+	c.mu.Lock()
+	c.window = max(c.window, c.limit)
+	c.mu.Unlock()
 }
 
 // wake gives those who wait their turn, first come first served, each with a

@@ -65,6 +65,7 @@ type requester struct {
 	progress           int64 // time of the last, or of the first packet after silence
 	rtoAt              int64 // when the oldest packet is taken for lost
 	timeouts           uint  // in a row
+	blamed             bool  // the path was taken for lossy at the first of them
 
 	rttPSN       uint32 // the packet whose round trip is being measured
 	rttStart     int64  // 0: none
@@ -326,10 +327,17 @@ func (r *rc) advance(w *work, psn uint32) {
 	if wire.PSNDiff(r.paid, psn) < 0 {
 		r.paid = psn
 	}
+	now := w.now()
+	if r.timeouts > 0 && wire.PSNDiff(psn, r.nxt) > 0 {
+		// More than was repeated: nothing was lost, the answer was late (RFC 3522).
+		r.measured(now - r.progress)
+		if r.blamed {
+			r.cc.acquit()
+		}
+	}
 	if wire.PSNDiff(r.nxt, psn) < 0 {
 		r.rewind()
 	}
-	now := w.now()
 	if r.rttStart != 0 && wire.PSNDiff(psn, r.rttPSN) > 0 {
 		r.measured(now - r.rttStart)
 		r.cc.measured(now - r.rttStart)
@@ -505,7 +513,7 @@ func (r *rc) timeout(w *work) {
 		r.q.dev.stats.timeouts.Add(1)
 		if r.timeouts == 1 {
 			// Further ones tell of the connection, not of the path it shares.
-			r.cc.lost(now, max(r.srtt, minRTT))
+			r.blamed = r.cc.lost(now, max(r.srtt, minRTT))
 		}
 		if r.timeouts%2 == 0 {
 			// Another way, in case this one leads to a process that does not listen.

@@ -187,9 +187,13 @@ func TestAcknowledgementOvertakesRetransmission(t *testing.T) {
 		p := newPeer(t, link{mtu: 256})
 		p.end.send(p.end.write(1, 0, 256*100))
 		require.Len(t, p.take(), 100)
+		cc := p.end.q.rc.cc
 		time.Sleep(60 * time.Millisecond) // the timeout repeats some
 		require.Len(t, p.take(), probePackets)
+		require.Less(t, cc.window, int64(initialWindow))
 		p.send(ack(endPSN + 49)) // of the first transmission
+		require.GreaterOrEqual(t, cc.window, int64(initialWindow), "nothing was lost")
+		require.EqualValues(t, 60*time.Millisecond, p.end.q.rc.srtt, "the answer was late")
 		got := p.takeSent()
 		require.Len(t, got, 50)
 		require.EqualValues(t, endPSN+50, got[0].PSN, "the acknowledged ones are not sent again")
