@@ -1,0 +1,108 @@
+package softroce
+
+import (
+	"time"
+
+	"github.com/go-rdma/rdma/internal/verbs"
+	"github.com/go-rdma/rdma/internal/verbs/softroce/wire"
+)
+
+const (
+	// Retransmission timeouts, until and once there is an estimate (RFC 6298). They
+	// are below the local ACK timeout, which counts whole seconds.
+	firstRTO = int64(50 * time.Millisecond)
+	minRTO   = int64(5 * time.Millisecond)
+	maxRTO   = int64(2 * time.Second)
+	maxShift = 10
+
+	// minRTT is taken for a round trip where losses closer together count as one.
+	minRTT = int64(100 * time.Microsecond)
+)
+
+// measured takes a round trip time (RFC 6298).
+func (r *rc) measured(rtt int64) {
+	if r.srtt == 0 {
+		r.srtt, r.rttvar = rtt, rtt/2
+		return
+	}
+	d := r.srtt - rtt
+	if d < 0 {
+		d = -d
+	}
+	r.rttvar += (d - r.rttvar) / 4
+	r.srtt += (rtt - r.srtt) / 8
+}
+
+// rto returns the retransmission timeout, which doubles with each in a row.
+func (r *rc) rto() int64 {
+	t := firstRTO
+	if r.srtt != 0 {
+		t = max(minRTO, r.srtt+4*r.rttvar)
+	}
+	t = min(t<<min(r.timeouts, maxShift), maxRTO)
+	if r.ackTimeout != 0 {
+		t = min(t, r.ackTimeout)
+	}
+	return t
+}
+
+// arm sets the timer for what is outstanding; there is none otherwise.
+func (r *rc) arm(w *work) {
+	if r.q.state != stateRTS {
+		return
+	}
+	var at int64
+	switch {
+	case r.rnrUntil != 0:
+		at = r.rnrUntil
+	case r.una != r.max:
+		at = r.rtoAt
+		if r.giveUp != 0 {
+			at = min(at, r.progress+r.giveUp)
+		}
+	}
+	r.timer.set(w, at, r.fire)
+}
+
+func (r *rc) onTimer() {
+	w := r.q.dev.begin()
+	r.q.mu.Lock()
+	if r.q.state == stateRTS && r.timer.fired(w.now()) {
+		r.timeout(w)
+	}
+	r.q.mu.Unlock()
+	w.end(true)
+}
+
+func (r *rc) timeout(w *work) {
+	now := w.now()
+	switch {
+	case r.rnrUntil != 0:
+		// The message that was refused goes alone, until it is taken.
+		r.rnrUntil = 0
+		e := r.q.sq.at(r.q.sq.head)
+		r.ramp, r.rampNext = e.packets-uint32(wire.PSNDiff(r.una, e.psn)), 0
+		r.progress = now
+		r.rtoAt = now + r.rto()
+	case r.giveUp != 0 && now >= r.progress+r.giveUp:
+		r.q.fail(w, verbs.RetryExcErr)
+		return
+	default:
+		r.timeouts++
+		r.q.dev.stats.timeouts.Add(1)
+		if r.timeouts == 1 {
+			// Further ones tell of the connection, not of the path it shares.
+			r.blamed = r.cc.lost(now, max(r.srtt, minRTT))
+		}
+		if r.timeouts%2 == 0 {
+			// Another way, in case this one leads to a process that does not listen.
+			r.path.SetFlow(uint32(r.q.dev.cfg.random64()))
+		} else if r.timeouts > 2 {
+			r.path.SetSingle(true)
+		}
+		r.goBack(w)
+		r.ramp, r.rampNext = probePackets, 0
+		r.rtoAt = now + r.rto()
+	}
+	r.transmit(w)
+}
