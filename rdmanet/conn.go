@@ -32,7 +32,7 @@ func newConn(network string, id verbs.CMID, keepAlive net.KeepAliveConfig) *Conn
 		keepAlive: keepAlive,
 		network:   network,
 		local:     AddrFromAddrPort(id.LocalAddr()), remote: AddrFromAddrPort(id.RemoteAddr()),
-		provider: id.Provider().Name(), device: id.Device().Info().Name,
+		provider: id.Provider().Name(), device: id.Device().Name(),
 	}
 	c.totals = totalsOf(c.provider, c.device)
 	return c

@@ -121,7 +121,7 @@ func (l *Listener) lost(p cm.Part, err error) {
 func (l *Listener) admit(id verbs.CMID) {
 	r := &Request{
 		Local: AddrFromAddrPort(id.LocalAddr()), Remote: AddrFromAddrPort(id.RemoteAddr()),
-		Provider: id.Provider().Name(), Device: id.Device().Info().Name,
+		Provider: id.Provider().Name(), Device: id.Device().Name(),
 	}
 	if err := l.lc.Admit(r); err != nil {
 		l.rejected.Add(1)

@@ -74,8 +74,7 @@ func New(id verbs.CMID, cfg *Config) (*Conn, error) {
 	c := &Conn{dev: dev, id: id, h: cfg.Handler, sendWR: cfg.SendWR, recvWR: cfg.RecvWR}
 	c.busy.Store(int64(cfg.BusyPoll))
 	refreshProcs()
-	info := dev.dev.Info()
-	if m := info.MaxQPWR; m > 0 {
+	if m := dev.maxQPWR; m > 0 {
 		c.sendWR, c.recvWR = min(c.sendWR, m), min(c.recvWR, m)
 	}
 	// Until Start nobody may poll.

@@ -1,67 +1,76 @@
 package rc
 
 import (
+	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/go-rdma/rdma/internal/verbs"
 )
 
-// Device is an open device that connections share, with one protection domain
-// and the memory of its arenas.
+// Device is a device that connections share, with one protection domain and the
+// memory of its arenas.
 type Device struct {
-	key deviceKey
-	dev verbs.Device
-	pd  verbs.PD
-	mem allocator
+	provider string
+	info     verbs.DeviceInfo // of when it was opened
+	dev      verbs.Device
+	pd       verbs.PD
+	mem      allocator
 
 	refs int // guarded by devices.mu
+
+	mu    sync.Mutex
+	stuck []stuckRegion // each counts as one of refs
 }
 
-type deviceKey struct {
-	provider verbs.Provider
-	name     string
+// stuckRegion is memory that a peer may still be writing.
+type stuckRegion struct {
+	mr verbs.MR
+	b  Block
 }
 
+// stuckRetry is how often such memory is tried again.
+const stuckRetry = time.Second
+
+// devices holds those in use by their value: under one name a provider may
+// give several, for what they reach or one after another.
 var devices struct {
 	mu   sync.Mutex
-	open map[deviceKey]*Device
+	open map[verbs.Device]*Device
 }
 
 // OpenDevice returns the device an identifier is bound to. Each is matched by one Release.
 func OpenDevice(id verbs.CMID) (*Device, error) {
-	key := deviceKey{id.Provider(), id.Device().Info().Name}
+	dev := id.Device()
 	devices.mu.Lock()
 	defer devices.mu.Unlock()
-	if d := devices.open[key]; d != nil {
+	if d := devices.open[dev]; d != nil {
 		d.refs++
 		return d, nil
 	}
-	dev, err := key.provider.Open(key.name)
-	if err != nil {
-		return nil, fmt.Errorf("rc: opening device %s: %w", key.name, err)
-	}
+	info := dev.Info()
+	// The domain keeps the device, which is only lent.
 	pd, err := dev.AllocPD()
 	if err != nil {
-		_ = dev.Close() // the first error says more
-		return nil, fmt.Errorf("rc: protection domain on %s: %w", key.name, err)
+		return nil, fmt.Errorf("rc: protection domain on %s: %w", info.Name, err)
 	}
-	d := &Device{key: key, dev: dev, pd: pd, refs: 1}
+	d := &Device{provider: id.Provider().Name(), info: *info, dev: dev, pd: pd, refs: 1}
 	d.mem.pd = pd
 	if devices.open == nil {
-		devices.open = make(map[deviceKey]*Device)
+		devices.open = make(map[verbs.Device]*Device)
 	}
-	devices.open[key] = d
+	devices.open[dev] = d
 	return d, nil
 }
 
-// Release gives one OpenDevice back; with the last one the device is closed.
+// Release gives one OpenDevice back; with the last one the memory and the domain go.
 func (d *Device) Release() error {
 	devices.mu.Lock()
 	d.refs--
 	last := d.refs == 0
 	if last {
-		delete(devices.open, d.key)
+		delete(devices.open, d.dev)
 	}
 	devices.mu.Unlock()
 	if !last {
@@ -71,15 +80,12 @@ func (d *Device) Release() error {
 	if e := d.pd.Close(); err == nil {
 		err = e
 	}
-	if e := d.dev.Close(); err == nil {
-		err = e
-	}
 	return err
 }
 
 // Name and Provider tell which device it is.
-func (d *Device) Name() string     { return d.key.name }
-func (d *Device) Provider() string { return d.key.provider.Name() }
+func (d *Device) Name() string     { return d.info.Name }
+func (d *Device) Provider() string { return d.provider }
 
 // PD is the protection domain of all that is made of the device.
 func (d *Device) PD() verbs.PD { return d.pd }
@@ -90,6 +96,55 @@ func (d *Device) Get(n int, zero bool) (Block, error) { return d.mem.get(n, zero
 
 // Put gives a block back. No region of its own may be registered in it any more.
 func (d *Device) Put(b Block) { d.mem.put(b) }
+
+// PutRegistered closes a region and gives the block it lies in back: at once, or
+// later if a peer may still be at it.
+func (d *Device) PutRegistered(mr verbs.MR, b Block) error {
+	err := mr.Close()
+	switch {
+	case err == nil:
+		d.Put(b)
+		return nil
+	case !errors.Is(err, verbs.ErrBusy):
+		return err // whoever may still write there: the block is lost
+	}
+	devices.mu.Lock()
+	d.refs++
+	devices.mu.Unlock()
+	d.mu.Lock()
+	d.stuck = append(d.stuck, stuckRegion{mr, b})
+	if len(d.stuck) == 1 {
+		time.AfterFunc(stuckRetry, d.retry)
+	}
+	d.mu.Unlock()
+	return nil
+}
+
+// retry tries what is stuck again.
+func (d *Device) retry() {
+	d.mu.Lock()
+	kept := d.stuck[:0]
+	gone := 0
+	for _, s := range d.stuck {
+		switch err := s.mr.Close(); {
+		case errors.Is(err, verbs.ErrBusy):
+			kept = append(kept, s)
+			continue
+		case err == nil:
+			d.Put(s.b)
+		}
+		gone++
+	}
+	clear(d.stuck[len(kept):])
+	d.stuck = kept
+	if len(kept) > 0 {
+		time.AfterFunc(stuckRetry, d.retry)
+	}
+	d.mu.Unlock()
+	for range gone {
+		_ = d.Release() // nobody is left to tell
+	}
+}
 
 // Usage tells what is in use in this process: shared devices, their arenas, and
 // bytes of blocks handed out.

@@ -86,7 +86,13 @@ type PortInfo struct {
 // after a device was removed and came back: domains and arenas are shared by
 // Device value, not by name.
 type Device interface {
-	Info() *DeviceInfo // of the moment of the call
+	Name() string
+	Info() *DeviceInfo // of the moment of the call, which looks at the host: not for every connection
+
+	// Dup opens this very device once more, also one that is only lent. What it
+	// returns equals the device.
+	Dup() (Device, error)
+
 	AllocPD() (PD, error)
 	CreateCQ(attr *CQAttr) (CQ, error)
 

@@ -3,6 +3,7 @@ package softroce
 import (
 	"errors"
 	"fmt"
+	"net"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -104,6 +105,15 @@ func (d *device) shutdown() {
 func (d *device) Close() error {
 	d.release()
 	return nil
+}
+
+func (d *device) Name() string { return d.cfg.name() }
+
+func (d *device) Dup() (verbs.Device, error) {
+	if !d.tryRetain() {
+		return nil, fmt.Errorf("softroce: device %s: %w", d.Name(), net.ErrClosed)
+	}
+	return d, nil
 }
 
 // poll reads the network on a consumer's goroutine.

@@ -39,6 +39,7 @@ func testDevices(s *suite, t *testing.T) {
 			// The second Open still holds it.
 			got := again.Info()
 			require.Equal(t, info.Name, got.Name)
+			require.Equal(t, info.Name, again.Name())
 			require.Positive(t, got.MaxQP)
 			require.Positive(t, got.MaxCQE)
 			require.Positive(t, got.MaxQPWR)
@@ -48,6 +49,11 @@ func testDevices(s *suite, t *testing.T) {
 			for _, port := range got.Ports {
 				require.NotZero(t, port.MTU.Code(), "MTU %d", port.MTU)
 			}
+			dup, err := again.Dup()
+			require.NoError(t, err)
+			require.True(t, dup == again, "what Dup returns is the device") //nolint:testifylint // identity
+			require.NoError(t, again.Close())
+			again = dup
 			pd, err := again.AllocPD()
 			require.NoError(t, err)
 			// What was made of a device outlives its Close.

@@ -61,6 +61,10 @@ const (
 	defaultWait    = 4 * time.Second
 	rejectedWait   = 7 * time.Second // longer than the interval of REQs
 	defaultHalf    = 4096
+
+	// With more than this part of MaxHalfOpen half-open, peers get less time to answer a REP.
+	crowdPart     = 32
+	crowdPatience = 3 * time.Second
 )
 
 // Verdict is what becomes of a connection request: Taken, Dropped, or the

@@ -162,6 +162,10 @@ func (c *Conn) Accept(p *AcceptParam) error {
 	// The peer says how long and how often; within reason.
 	interval := min(max(Duration(c.respTimeout), time.Second), reqInterval)
 	c.patience = min(time.Duration(max(c.req.MaxCMRetries, 4)+1)*interval, a.cfg.ConnectTimeout)
+	if a.halfOpen > a.cfg.MaxHalfOpen/crowdPart {
+		// Whoever asks without end and takes no answer must not keep others out.
+		c.patience = min(c.patience, crowdPatience)
+	}
 	c.startRetries(Encode(NewHeader(c.tid, r), r), interval, c.patience)
 	w.send(c.path, c.mad, 0, c)
 	a.finish(&w)

@@ -189,7 +189,7 @@ func (a *Agent) onMRA(p *Path, m *MRA) {
 		}
 	case AboutREP:
 		c := a.findBoth(p, m.RemoteCommID, m.LocalCommID)
-		if c != nil && (c.state == repSent || c.state == mraRepRcvd) {
+		if c != nil && c.state == repSent { // once: it could ask for ever
 			c.state = mraRepRcvd
 			c.bePatient(m.ServiceTimeout)
 			return

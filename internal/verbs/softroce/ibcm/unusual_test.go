@@ -132,6 +132,57 @@ func TestLimits(t *testing.T) {
 	})
 }
 
+// TestCrowd: peers that ask and never answer do not hold the places of others for long.
+func TestCrowd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newWire()
+		b := n.host(addrB, 2, func(c *Config) { c.MaxHalfOpen = 64 })
+		for i := range 64 {
+			p := &ConnectParam{Path: Path{Local: addrA, Remote: addrB}, QPN: uint32(100 + i), PathMTU: 3}
+			q, err := p.req(uint32(i+1), 7)
+			require.NoError(t, err)
+			q.LocalCMResponseTimeout, q.MaxCMRetries = 31, 15
+			b.HandleMAD(Path{Local: addrB, Remote: addrA}, Encode(NewHeader(1, q), q)[:])
+			synctest.Wait()
+		}
+		open := func() int {
+			b.Agent.mu.Lock()
+			defer b.Agent.mu.Unlock()
+			return b.halfOpen
+		}
+		require.Equal(t, 64, open())
+		time.Sleep(crowdPatience + time.Millisecond)
+		synctest.Wait()
+		require.Equal(t, 64/crowdPart, open(), "these came before the crowd")
+		a := n.host(netip.MustParseAddr("10.7.0.3"), 3, nil)
+		e := a.connect(t, addrB, nil)
+		settle()
+		require.Equal(t, established, e.c.currentState())
+	})
+}
+
+// TestMRAOnce: a peer that asks for patience again and again is not waited for.
+func TestMRAOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newWire()
+		b := n.host(addrB, 2, nil)
+		p := &ConnectParam{Path: Path{Local: addrA, Remote: addrB}, QPN: 100, PathMTU: 3}
+		q, err := p.req(1, 7)
+		require.NoError(t, err)
+		path := Path{Local: addrB, Remote: addrA}
+		b.HandleMAD(path, Encode(NewHeader(1, q), q)[:])
+		synctest.Wait()
+		eb := b.taken(0)
+		for range 10 {
+			m := &MRA{LocalCommID: 1, RemoteCommID: eb.c.ID(), MessageMRAed: AboutREP, ServiceTimeout: 31}
+			b.HandleMAD(path, Encode(NewHeader(1, m), m)[:])
+			time.Sleep(30 * time.Second)
+		}
+		synctest.Wait()
+		require.Equal(t, []EventType{EventUnreachable, EventDone}, eb.types())
+	})
+}
+
 // TestPeerDied: what is known otherwise ends a connection at once.
 func TestPeerDied(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
