@@ -144,6 +144,7 @@ func TestLingerZero(t *testing.T) {
 
 // A peer that does not read cannot hold Close up for longer than it lingers.
 func TestLinger(t *testing.T) {
+	t.Parallel() // it mostly waits
 	for _, c := range []struct {
 		sec      int
 		min, max time.Duration
@@ -179,7 +180,10 @@ func TestDrain(t *testing.T) {
 // Both ends close at once: neither hangs, neither sees a failure.
 func TestBothCloseAtOnce(t *testing.T) {
 	rounds := 300
-	if testing.Short() {
+	switch {
+	case long:
+		rounds = 10_000
+	case testing.Short():
 		rounds = 50
 	}
 	l := listen(t, nil)

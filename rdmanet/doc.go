@@ -1,7 +1,7 @@
 // Package rdmanet is package net over RDMA: Dial and Listen return
 // [net.Conn] and [net.Listener] values that are backed by RDMA queue pairs, so that net/http,
 // crypto/tls, gRPC and whatever else is written against package net runs over
-// RoCE and InfiniBand unchanged.
+// RDMA unchanged.
 //
 // A server needs one line to change, and a client one:
 //
@@ -14,8 +14,9 @@
 //
 // It runs on every Linux machine. Without an RDMA device the program carries one
 // of its own, softroce: RoCEv2 over ordinary UDP, which needs no kernel module and no
-// privileges. The address is that of an ordinary network interface; [Devices]
-// lists what there is, and a Dialer's or ListenConfig's Device field chooses.
+// privileges, and is what this build has. The address is that of an ordinary network
+// interface; [Devices] lists what there is, and a Dialer's or ListenConfig's Device
+// field chooses.
 //
 // On the wire a stream is rsockets version 1, connected by the RDMA connection
 // manager in the port space of TCP (RDMA_PS_TCP): a peer in C may use librdmacm's rsockets. Port numbers

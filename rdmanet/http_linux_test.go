@@ -128,7 +128,7 @@ func TestHTTP(t *testing.T) {
 // bodySize is that of the large bodies.
 func bodySize(m httpMode) int64 {
 	switch {
-	case os.Getenv("RDMA_LONG") != "":
+	case long:
 		return 1 << 30
 	case race.Enabled || testing.Short():
 		return 4 << 20
@@ -334,6 +334,7 @@ func TestHTTPClientCancels(t *testing.T) {
 
 // The server's timeouts end what does not end by itself.
 func TestHTTPServerTimeouts(t *testing.T) {
+	t.Parallel() // it mostly waits
 	const timeout = 200 * time.Millisecond
 	big := make([]byte, 64<<20)
 	failed := make(chan error, 1)

@@ -247,6 +247,7 @@ func TestManyDialsAtOnce(t *testing.T) {
 // Beyond the backlog requests are dropped, not refused, and a dialer that
 // keeps trying gets in once there is room.
 func TestBacklog(t *testing.T) {
+	t.Parallel() // it mostly waits
 	l := listen(t, &rdmanet.ListenConfig{Backlog: 4})
 	const n = 12
 	errs := make(chan error, n)

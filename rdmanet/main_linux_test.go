@@ -19,6 +19,9 @@ import (
 // roleEnv makes this program, run again, the other process of a test.
 const roleEnv = "RDMANET_TEST_ROLE"
 
+// long asks for the full measure of what is otherwise kept short: RDMA_LONG=1.
+var long = os.Getenv("RDMA_LONG") != ""
+
 func TestMain(m *testing.M) {
 	if os.Getenv("RDMANET_DEVICE") == "" {
 		os.Setenv("RDMANET_DEVICE", "softroce") // also where a RoCE device is

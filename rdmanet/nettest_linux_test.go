@@ -70,6 +70,7 @@ const tlsSubtests = "BasicIO|PingPong|RacyRead|RacyWrite|ReadTimeout|WriteTimeou
 // TestConnTLS runs them in a process of their own, since nettest cannot be asked
 // for some of its tests.
 func TestConnTLS(t *testing.T) {
+	t.Parallel() // it mostly waits
 	exe, err := os.Executable()
 	require.NoError(t, err)
 	cmd := exec.Command(exe, "-test.v", "-test.run=^TestConnTLSPart$/^("+tlsSubtests+")$")

@@ -224,6 +224,7 @@ func TestProcessesHTTP(t *testing.T) {
 
 // A process that listens takes its port from all others of this host.
 func TestProcessesPortInUse(t *testing.T) {
+	t.Parallel() // it mostly waits
 	p := start(t, "echo")
 	_, err := rdmanet.Listen("rdma", p.ready)
 	require.ErrorIs(t, err, syscall.EADDRINUSE)
@@ -273,6 +274,7 @@ func TestKilledPeer(t *testing.T) {
 
 // The same for a server whose client is killed; its listener goes on.
 func TestKilledClient(t *testing.T) {
+	t.Parallel() // it mostly waits
 	l := listen(t, nil)
 	p := start(t, "dial", l.Addr().String())
 	c := accept(t, l)
@@ -291,6 +293,7 @@ func TestKilledClient(t *testing.T) {
 // A process that hangs is there and does not answer: keep-alive notices, idle or
 // with data in flight.
 func TestStoppedPeer(t *testing.T) {
+	t.Parallel() // it mostly waits
 	p := start(t, "echo")
 	d := &rdmanet.Dialer{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: time.Second, Interval: 500 * time.Millisecond, Count: 3}}
 	idle := dial(t, d, addrOf(t, p.ready))
@@ -329,6 +332,7 @@ func TestStoppedPeer(t *testing.T) {
 
 // A stopped peer that goes on within the keep-alive time loses nothing.
 func TestStoppedPeerGoesOn(t *testing.T) {
+	t.Parallel() // it mostly waits
 	p := start(t, "echo")
 	c := dial(t, nil, addrOf(t, p.ready))
 	go writePattern(c, 2<<20, 10000)
@@ -348,6 +352,7 @@ func addrOf(t testing.TB, s string) *rdmanet.Addr {
 
 // A process without file descriptors cannot open the device, and says so.
 func TestOutOfFiles(t *testing.T) {
+	t.Parallel() // it mostly waits
 	p := start(t, "nofile")
 	t.Log(p.ready)
 	assert.True(t, strings.HasPrefix(p.ready, "dial true true "), p.ready)

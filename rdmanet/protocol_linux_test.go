@@ -187,6 +187,7 @@ func TestStrangeServer(t *testing.T) {
 
 // A server that takes the request and says nothing more.
 func TestSilentServer(t *testing.T) {
+	t.Parallel() // it mostly waits
 	l, err := cm.Default().Listen(t.Context(), "softroce", verbs.ListenAttr{
 		PortSpace: verbs.PSTCP, Local: netip.MustParseAddrPort("127.0.0.1:0"), Backlog: 4,
 	})
