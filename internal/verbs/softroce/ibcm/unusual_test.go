@@ -3,6 +3,7 @@ package ibcm
 import (
 	"errors"
 	"math/rand/v2"
+	"net/netip"
 	"sync"
 	"syscall"
 	"testing"
