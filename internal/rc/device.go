@@ -13,7 +13,7 @@ import (
 // memory of its arenas.
 type Device struct {
 	provider string
-	info     verbs.DeviceInfo // of when it was opened
+	maxQPWR  int
 	dev      verbs.Device
 	pd       verbs.PD
 	mem      allocator
@@ -42,20 +42,23 @@ var devices struct {
 
 // OpenDevice returns the device an identifier is bound to. Each is matched by one Release.
 func OpenDevice(id verbs.CMID) (*Device, error) {
-	dev := id.Device()
+	lent := id.Device()
 	devices.mu.Lock()
 	defer devices.mu.Unlock()
-	if d := devices.open[dev]; d != nil {
+	if d := devices.open[lent]; d != nil {
 		d.refs++
 		return d, nil
 	}
-	info := dev.Info()
-	// The domain keeps the device, which is only lent.
+	dev, err := lent.Dup()
+	if err != nil {
+		return nil, fmt.Errorf("rc: opening device %s: %w", lent.Name(), err)
+	}
 	pd, err := dev.AllocPD()
 	if err != nil {
-		return nil, fmt.Errorf("rc: protection domain on %s: %w", info.Name, err)
+		_ = dev.Close() // the first error says more
+		return nil, fmt.Errorf("rc: protection domain on %s: %w", dev.Name(), err)
 	}
-	d := &Device{provider: id.Provider().Name(), info: *info, dev: dev, pd: pd, refs: 1}
+	d := &Device{provider: id.Provider().Name(), maxQPWR: dev.Info().MaxQPWR, dev: dev, pd: pd, refs: 1}
 	d.mem.pd = pd
 	if devices.open == nil {
 		devices.open = make(map[verbs.Device]*Device)
@@ -64,7 +67,7 @@ func OpenDevice(id verbs.CMID) (*Device, error) {
 	return d, nil
 }
 
-// Release gives one OpenDevice back; with the last one the memory and the domain go.
+// Release gives one OpenDevice back; with the last one the device is closed.
 func (d *Device) Release() error {
 	devices.mu.Lock()
 	d.refs--
@@ -80,11 +83,14 @@ func (d *Device) Release() error {
 	if e := d.pd.Close(); err == nil {
 		err = e
 	}
+	if e := d.dev.Close(); err == nil {
+		err = e
+	}
 	return err
 }
 
 // Name and Provider tell which device it is.
-func (d *Device) Name() string     { return d.info.Name }
+func (d *Device) Name() string     { return d.dev.Name() }
 func (d *Device) Provider() string { return d.provider }
 
 // PD is the protection domain of all that is made of the device.

@@ -108,8 +108,8 @@ func benchStream(b *testing.B, c, s io.ReadWriter, size int) {
 }
 
 func BenchmarkPingPong(b *testing.B) {
-	for _, size := range []int{64, 4096, 65536} {
-		name := map[int]string{64: "64", 4096: "4K", 65536: "64K"}[size]
+	for _, size := range []int{64, 200, 4096, 65536} {
+		name := map[int]string{64: "64", 200: "200", 4096: "4K", 65536: "64K"}[size]
 		b.Run("softroce/"+name, func(b *testing.B) {
 			c, s := hostPair(b, nil)
 			benchPingPong(b, c, s, size)
@@ -124,8 +124,8 @@ func BenchmarkPingPong(b *testing.B) {
 }
 
 func BenchmarkStream(b *testing.B) {
-	for _, size := range []int{1024, 65536, 1 << 20} {
-		name := map[int]string{1024: "1K", 65536: "64K", 1 << 20: "1M"}[size]
+	for _, size := range []int{200, 1024, 65536, 1 << 20} {
+		name := map[int]string{200: "200", 1024: "1K", 65536: "64K", 1 << 20: "1M"}[size]
 		b.Run("softroce/"+name, func(b *testing.B) {
 			c, s := hostPair(b, nil)
 			benchStream(b, c, s, size)

@@ -249,10 +249,10 @@ func (c *Conn) freeMemory() {
 		dev.Put(ch.block)
 	}
 	t.all, t.head, t.tail, t.cur = nil, nil, nil, nil
-	if c.ctl.mr != nil {
-		freed(c.ctl.mr.Close())
-	}
-	if c.ctl.block.Valid() {
+	switch {
+	case c.ctl.mr != nil:
+		freed(dev.PutRegistered(c.ctl.mr, c.ctl.block))
+	case c.ctl.block.Valid():
 		dev.Put(c.ctl.block)
 	}
 }

@@ -14,6 +14,7 @@ import (
 type Conn struct {
 	rc            *rc.Conn
 	local, remote netip.AddrPort
+	inline        int // longest write that is posted from the caller's bytes
 
 	ctl control
 
@@ -118,8 +119,7 @@ func (c *Conn) getSegment(size int) (*segment, error) {
 // provider, so handlers do not call it.
 func (c *Conn) putSegments(segs []*segment) {
 	for _, s := range segs {
-		freed(s.mr.Close())
-		c.rc.Device().Put(s.block)
+		freed(c.rc.Device().PutRegistered(s.mr, s.block))
 	}
 }
 

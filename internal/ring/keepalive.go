@@ -120,9 +120,19 @@ func (k *keepAlive) fire() {
 		k.running = false
 		go k.c.fail(syscall.ETIMEDOUT)
 	default:
+		k.c.shrink()
 		k.c.probe()
 		k.arm(min(k.cfg.Interval, limit-quiet))
 	}
+}
+
+// shrink gives back what an idle connection can do without. What is published
+// stays the peer's to write.
+func (c *Conn) shrink() {
+	c.rx.mu.Lock()
+	free := c.rx.shrink()
+	c.rx.mu.Unlock()
+	c.putSegments(free)
 }
 
 // probe sends a request of no bytes, unless one is on its way.

@@ -325,6 +325,7 @@ func TestCToReceiver(t *testing.T) {
 			"unlend":     func(*rapid.T) { unlend() },
 			"update":     func(*rapid.T) { update() },
 			"time":       func(t *rapid.T) { now += rapid.Int64Range(0, 3*segSlow).Draw(t, "d") },
+			"shrink":     func(*rapid.T) { r.shrink() },
 			"memory":     func(t *rapid.T) { starved = rapid.Bool().Draw(t, "starved") },
 			"": func(t *rapid.T) {
 				if total := r.total(); total > max(limit, 2*segInitial)+2*r.maxSegment() {

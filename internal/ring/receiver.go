@@ -270,6 +270,21 @@ func (r *receiver) update() (u update, ok bool) {
 	return u, ok
 }
 
+// shrink begins with small segments anew and returns those that are not in use.
+func (r *receiver) shrink() []*segment {
+	free := r.trash
+	r.trash = nil
+	if r.fill == len(r.segs) {
+		return free // the spare is about to be published
+	}
+	if r.spare != nil {
+		free = append(free, r.spare)
+		r.spare = nil
+	}
+	r.size = min(segInitial, r.maxSegment())
+	return free
+}
+
 // pick takes the spare segment if it is of the size wanted, else a new one if there is memory.
 func (r *receiver) pick() *segment {
 	s := r.spare

@@ -33,7 +33,11 @@ const (
 	ctrlSlots   = 4
 	ctrlReserve = ctrlSlots + 2
 
+	// inlineWanted is asked for. A provider that grants more may have to keep as much
+	// for each request of its queue, but for one that grants inlineAll: it delivers what it
+	// can at once.
 	inlineWanted = 64
+	inlineAll    = 4096
 
 	// minRNRTimer is the code for 0.64 ms (IBTA 9.7.5.2.8). The default of rdma_cm, 655
 	// ms, is a long time for a peer that ran into it.
@@ -92,6 +96,9 @@ func (c *Conn) getMemory(cfg *Config) (err error) {
 		return err
 	}
 	c.tx.init(c, bufferLimit(cfg.WriteBuffer))
+	if c.inline = c.rc.Inline(); c.inline < inlineAll {
+		c.inline = min(c.inline, inlineWanted)
+	}
 	n, err := c.rc.PostReceives(c.rx.window + windowSpare)
 	if err == nil && n < c.rx.window+windowSpare {
 		err = fmt.Errorf("only %d receives posted: %w", n, syscall.ENOMEM)

@@ -108,7 +108,7 @@ func (c *Conn) write(p []byte, last bool) (n int, err error) {
 // provider takes as many inline and nothing is in the way.
 func (c *Conn) writeInline(p []byte) bool {
 	t := &c.tx
-	if len(p) > c.rc.Inline() || !t.open || t.head != nil ||
+	if len(p) > c.inline || !t.open || t.head != nil ||
 		uint32(len(p)) > t.win.room() || t.q.Free() <= ctrlReserve {
 		return false
 	}
