@@ -64,8 +64,7 @@ func (r *rc) advance(w *work, psn uint32) {
 	}
 	now := w.now()
 	if r.timeouts > 0 && wire.PSNDiff(psn, r.nxt) > 0 {
-		// More than was repeated: nothing was lost, the answer was late (RFC 3522).
-		r.measured(now - r.progress)
+		// More than was repeated: only the answer was lost, or late (RFC 3522).
 		if r.blamed {
 			r.cc.acquit()
 		}

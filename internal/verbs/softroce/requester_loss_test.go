@@ -54,7 +54,6 @@ func TestAcknowledgementOvertakesRetransmission(t *testing.T) {
 		require.Less(t, cc.window, int64(initialWindow))
 		p.send(ack(endPSN + 49)) // of the first transmission
 		require.GreaterOrEqual(t, cc.window, int64(initialWindow), "nothing was lost")
-		require.EqualValues(t, 60*time.Millisecond, p.end.q.rc.srtt, "the answer was late")
 		got := p.takeSent()
 		require.Len(t, got, 50)
 		require.EqualValues(t, endPSN+50, got[0].PSN, "the acknowledged ones are not sent again")

@@ -165,8 +165,9 @@ func arrived(e *end, arriving []*op, i int, c *verbs.WC) error {
 	return nil
 }
 
-// transfer runs n random requests in both directions and compares every byte.
-func transfer(t *testing.T, seed uint64, net simnet.Options, l link, ready, n int) {
+// transfer runs n random requests in both directions and compares every byte. It
+// returns the simulated time.
+func transfer(t *testing.T, seed uint64, net simnet.Options, l link, ready, n int) (took time.Duration) {
 	bubble(t, func(t *testing.T) {
 		r := rand.New(rand.NewPCG(seed, 1))
 		network, a, b := pair(t, seed, net)
@@ -192,7 +193,7 @@ func transfer(t *testing.T, seed uint64, net simnet.Options, l link, ready, n in
 		wg.Go(func() { errA = drive(x, ra, wakeA, toB, toA, ready) })
 		wg.Go(func() { errB = drive(y, rb, wakeB, toA, toB, ready) })
 		wg.Wait()
-		took := time.Since(start)
+		took = time.Since(start)
 		require.NoError(t, errA)
 		require.NoError(t, errB)
 		require.Equal(t, inB, b.mem[outMem:outMem+inMem])
@@ -209,6 +210,7 @@ func transfer(t *testing.T, seed uint64, net simnet.Options, l link, ready, n in
 			took, network.Stats().Sent, network.Stats().Lost, x.q.Stats().Retransmits, y.q.Stats().Retransmits,
 			x.q.Stats().RNRs, y.q.Stats().RNRs, a.dev.stats.timeouts.Load(), b.dev.stats.timeouts.Load())
 	})
+	return took
 }
 
 func TestTransfers(t *testing.T) {
@@ -239,7 +241,8 @@ func TestTransfers(t *testing.T) {
 			if c.ready == 0 {
 				c.ready = slots
 			}
-			transfer(t, uint64(i), c.net, c.link, c.ready, 300)
+			took := transfer(t, uint64(i), c.net, c.link, c.ready, 300)
+			require.Less(t, took, 10*time.Second, "repairs are slow")
 		})
 	}
 }
