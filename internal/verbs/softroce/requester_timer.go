@@ -94,10 +94,11 @@ func (r *rc) timeout(w *work) {
 			// Further ones tell of the connection, not of the path it shares.
 			r.blamed = r.cc.lost(now, max(r.srtt, minRTT))
 		}
-		if r.timeouts%2 == 0 {
+		if r.timeouts > 1 {
 			// Another way, in case this one leads to a process that does not listen.
 			r.path.SetFlow(uint32(r.q.dev.cfg.random64()))
-		} else if r.timeouts > 2 {
+		}
+		if r.timeouts > 2 {
 			r.path.SetSingle(true)
 		}
 		r.goBack(w)

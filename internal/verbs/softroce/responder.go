@@ -1,6 +1,8 @@
 package softroce
 
 import (
+	"time"
+
 	"github.com/go-rdma/rdma/internal/verbs"
 	"github.com/go-rdma/rdma/internal/verbs/softroce/wire"
 )
@@ -45,7 +47,19 @@ type responder struct {
 	due       due
 	syndrome  uint8 // dueRefusal
 	aheadMost uint32
+
+	// Runs of nothing but duplicates: the answers do not arrive.
+	repeat   bool // the run at hand is one so far
+	repeats  uint8
+	repeated int64 // time of the last one that counted
 }
+
+// A requester that repeats what was answered so often has not got the answers. Runs closer
+// together than repeatPause are of one attempt.
+const (
+	maxRepeats  = 2
+	repeatPause = int64(time.Millisecond)
+)
 
 // request takes a request packet (IBTA 9.7.4.1): PSN, order, access, resources,
 // length, key and range, in this order.
@@ -59,10 +73,12 @@ func (r *rc) request(w *work, h *wire.Packet) {
 		// atomics cannot be: none was ever executed.
 		if h.Opcode.IsSend() || h.Opcode.IsWrite() {
 			r.answerWith(dueAck)
+			r.repeat = true
 		}
 		return
 	}
 	r.nakSent = false
+	r.repeat, r.repeats = false, 0
 
 	op := h.Opcode
 	switch {
@@ -243,10 +259,28 @@ func (r *rc) refuse(w *work, syndrome uint8) {
 
 func (r *rc) answerWith(d due) { r.due = max(r.due, d) }
 
+// countRepeats takes another way for the answers, in case theirs leads to a
+// process that does not listen.
+func (r *rc) countRepeats(w *work) {
+	if !r.repeat {
+		return
+	}
+	r.repeat = false
+	now := w.now()
+	if r.repeats > 0 && now-r.repeated < repeatPause {
+		return
+	}
+	r.repeated = now
+	if r.repeats = min(r.repeats+1, maxRepeats); r.repeats == maxRepeats {
+		r.path.SetFlow(uint32(r.q.dev.cfg.random64()))
+	}
+}
+
 // answer sends the one answer that a run of packets asks for.
 func (r *rc) answer(w *work) {
 	d := r.due
 	r.due = dueNothing
+	r.countRepeats(w)
 	psn := r.exp
 	var aeth wire.AETH
 	switch d {

@@ -3,6 +3,7 @@ package softroce
 import (
 	"slices"
 	"testing"
+	"time"
 	"testing/synctest"
 
 	"github.com/stretchr/testify/require"
@@ -199,6 +200,41 @@ func TestDuplicatesAreAcknowledgedNotExecuted(t *testing.T) {
 		require.Equal(t, []answer{want, want}, p.answers())
 		require.Equal(t, []outcome{{1, verbs.Success}}, p.end.outcomes())
 		require.Equal(t, "own", string(p.end.mem[8:11]))
+	})
+}
+
+// A requester that repeats itself has not got the answers: their way may lead to
+// a process that does not listen.
+func TestAnswersThatDoNotArriveTakeAnotherWay(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		p := newPeer(t, link{})
+		at := func(i uint32) wire.Packet {
+			return ask(p.writeTo(packet(wire.RCWriteOnly, peerPSN+i, []byte{1}), int(i), 1))
+		}
+		path := p.end.q.rc.path
+		flow := path.Flow()
+		again := func(i uint32) {
+			time.Sleep(10 * time.Millisecond)
+			p.send(at(i))
+			p.send(at(i), at(i)) // of the same attempt
+			require.Len(t, p.answers(), 2)
+		}
+		p.send(at(0))
+		require.Len(t, p.answers(), 1)
+		again(0)
+		require.Equal(t, flow, path.Flow(), "one answer may be lost")
+		p.send(at(1), at(0))
+		require.Len(t, p.answers(), 1)
+		time.Sleep(10 * time.Millisecond)
+		p.send(at(2))
+		require.Len(t, p.answers(), 1)
+		again(2)
+		require.Equal(t, flow, path.Flow(), "some arrive")
+		for range 300 {
+			before := path.Flow()
+			again(2)
+			require.NotEqual(t, before, path.Flow())
+		}
 	})
 }
 
