@@ -396,3 +396,53 @@ func TestSegmentsGrow(t *testing.T) {
 	fill(2 * segSlow)
 	require.Equal(t, uint32(segInitial), sizes[len(sizes)-1], "%v", sizes)
 }
+
+// TestTwoOutstanding: with segments to spare no more than two are published ahead,
+// since a third would overwrite the first one's entry.
+func TestTwoOutstanding(t *testing.T) {
+	mem := &heapSegments{}
+	var r receiver
+	require.NoError(t, r.init(mem, 1<<20, 64, 256))
+	r.setPeer(2)
+	published := 1
+	fill := func() {
+		n := uint32(len(r.segs[r.fill].mem))
+		require.NoError(t, r.data(n, n, 0))
+	}
+	update := func() {
+		for {
+			u, ok := r.update()
+			if !ok {
+				return
+			}
+			if u.desc.length > 0 {
+				published++
+			}
+			require.LessOrEqual(t, len(r.segs)-r.fill, maxOutstanding)
+		}
+	}
+	fill()
+	update()
+	require.Equal(t, 2, published)
+	fill() // two are full and unread: a third one
+	update()
+	require.Equal(t, 3, published)
+	for range 2 { // read both: the first goes out again, the second is to spare
+		s, _ := r.lend(1 << 20)
+		r.unlend(s)
+		update()
+	}
+	require.Equal(t, 4, published)
+	require.NotNil(t, r.spare)
+	update()
+	require.Equal(t, 4, published)
+
+	// An idle connection gives it back; what is published stays.
+	total := r.total()
+	free := r.shrink()
+	require.NotEmpty(t, free)
+	require.Nil(t, r.spare)
+	require.Less(t, r.total(), total)
+	require.Equal(t, maxOutstanding, len(r.segs)-r.fill)
+	require.Equal(t, segInitial, r.size)
+}
