@@ -112,6 +112,7 @@ func TestHints(t *testing.T) {
 		{PhaseTransfer, syscall.ETIMEDOUT, "gone"},
 		{PhaseRoute, &cm.NoDeviceError{Tried: []cm.Cause{{Name: "x", Err: &cm.UnknownDeviceError{Name: "x"}}}}, "rdmanet.Devices"},
 		{PhaseRoute, &cm.NoDeviceError{Tried: []cm.Cause{{Name: "x", Err: &cm.UnaskedError{}}}}, "RDMANET_DEVICE=softroce"},
+		{PhaseRoute, &cm.NoDeviceError{Tried: []cm.Cause{{Name: "softroce", Err: syscall.EADDRINUSE}}}, "ss -lunp"},
 		{PhaseRoute, &cm.NoDeviceError{Listed: true}, "leave Device"},
 		{PhaseRoute, &cm.NoDeviceError{}, "rdmanet.Devices"},
 		{PhaseRoute, ErrNoDevice, "rdmanet.Devices"},

@@ -52,6 +52,9 @@ func deviceHint(err error) string {
 	if errors.As(err, &unasked) {
 		return `Device "softroce" or ` + cm.DeviceEnv + "=softroce uses it all the same"
 	}
+	if errors.Is(err, syscall.EADDRINUSE) {
+		return "to see who has it: ss -lunp 'sport = :4791'" // the cause tells the rest
+	}
 	var none *cm.NoDeviceError
 	if errors.As(err, &none) && none.Listed {
 		return `leave Device and ` + cm.DeviceEnv + ` empty to use whatever serves the address`

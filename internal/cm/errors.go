@@ -16,9 +16,9 @@ type Cause struct {
 func (c Cause) String() string {
 	s := strings.ReplaceAll(c.Err.Error(), "\n", " ")
 	// What every cause would repeat is said once, by NoDeviceError.
+	s = strings.TrimPrefix(s, c.Name+": ")
 	s = strings.TrimPrefix(s, verbs.ErrNoDevice.Error()+": ")
 	s = strings.TrimSuffix(s, ": "+verbs.ErrNoDevice.Error())
-	s = strings.TrimPrefix(s, c.Name+": ")
 	return c.Name + ": " + s
 }
 

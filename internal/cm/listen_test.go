@@ -111,7 +111,7 @@ func TestListenWithoutUDPPort(t *testing.T) {
 	_, err = m.Listen(t.Context(), "rdmacore,softroce", listenAt("0.0.0.0:0"))
 	require.ErrorIs(t, err, verbs.ErrNoDevice)
 	require.ErrorAs(t, err, new(*netio.PortBusyError))
-	assert.Contains(t, err.Error(), "uid 7")
+	assert.Contains(t, err.Error(), "; softroce: UDP port 4791 is in use by uid 7,", "and no more of the same")
 	_, err = m.Resolve(t.Context(), "softroce", dial("127.0.0.1:80"))
 	require.ErrorIs(t, err, verbs.ErrNoDevice)
 	assert.Contains(t, err.Error(), "uid 7")
