@@ -42,6 +42,14 @@
 // As in package net, Read gives io.EOF as it is, and what was closed or came too
 // late is [net.ErrClosed] or [os.ErrDeadlineExceeded].
 //
+// # A peer that dies
+//
+// A process that dies on this host, by whatever signal, ends its connections at
+// once (ECONNRESET). A host, a process or a network that is gone elsewhere is noticed 17 s after
+// data was sent to it, which is when the transport gives up, or, on an idle
+// connection, 17 s after keep-alive asks, by default 32 s in all (ETIMEDOUT). A process that is
+// stopped for so long looks dead.
+//
 // # Closing
 //
 // Close delivers what was written before it. It waits for the peer's
