@@ -208,7 +208,10 @@ func TestBothCloseAtOnce(t *testing.T) {
 func TestDialCloseStress(t *testing.T) {
 	const workers = 8
 	rounds := 60
-	if testing.Short() {
+	switch {
+	case long:
+		rounds = 50_000 / workers
+	case testing.Short():
 		rounds = 10
 	}
 	l := listen(t, nil)
@@ -250,7 +253,7 @@ func TestDialCloseStress(t *testing.T) {
 			}
 		})
 	}
-	within(t, 60*time.Second, "dialling and closing", wg.Wait)
+	within(t, 10*time.Minute, "dialing and closing", wg.Wait)
 	require.NoError(t, l.Close())
 	<-done
 	assert.EqualValues(t, workers*rounds, l.Stats().Accepted)
