@@ -192,7 +192,7 @@ func TestDataJustBeforeClose(t *testing.T) {
 // connections have data on the way.
 func TestBothCloseAtOnce(t *testing.T) {
 	w := newWorld(t, simnet.Options{})
-	rounds := 2000
+	rounds := 10000
 	if raceEnabled {
 		rounds = 500
 	}
