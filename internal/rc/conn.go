@@ -276,6 +276,14 @@ func (c *Conn) PostReceives(n int) (int, error) {
 // ToError stops all transfer; every outstanding request completes as flushed.
 func (c *Conn) ToError() error { return c.qp.ToError() }
 
+// Abort disconnects so that the peer sees a failure, where the provider can.
+func (c *Conn) Abort() {
+	_ = c.qp.ToError() // it may be there already
+	if a, ok := c.id.(verbs.Aborter); ok {
+		_ = a.Abort() // an error means that there is nothing to disconnect
+	}
+}
+
 // Close disconnects if need be, and destroys the queue pair, the completion queue
 // and the identifier. Once it returns the handler does not run and no memory is touched
 // any more. It must not be called from a handler, nor twice.

@@ -41,9 +41,10 @@ func (t *transmitter) flushed() bool {
 }
 
 // over tells whether nothing will be said any more.
-func (t *transmitter) over() bool {
-	return t.err != nil || t.peerGone || t.crossed() && t.endAcked == endShutdown
-}
+func (t *transmitter) over() bool { return t.err != nil || t.agreed() }
+
+// agreed tells whether neither side has anything to say any more.
+func (t *transmitter) agreed() bool { return t.peerGone || t.crossed() && t.endAcked == endShutdown }
 
 // open returns net.ErrClosed after Close.
 func (c *Conn) open() error {
@@ -222,8 +223,12 @@ func (c *Conn) teardown() {
 		c.rd.Close(net.ErrClosed)
 		c.wr.Close(net.ErrClosed)
 		c.tx.mu.Lock()
+		broken := c.tx.open && !c.tx.agreed() && c.tx.endAcked != endDisconnect
 		c.tx.open = false
 		c.tx.mu.Unlock()
+		if broken {
+			c.rc.Abort() // the peer must not take what it has got for everything
+		}
 		freed(c.rc.Close())
 		// Wait for a Read or Write on its way out.
 		c.rmu.Lock()

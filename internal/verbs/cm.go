@@ -124,6 +124,13 @@ type CMID interface {
 	Close() error
 }
 
+// Aborter is a [CMID] that can tell its peer that the connection is broken. A DREQ, which is all
+// that others can say, may be taken for an orderly end.
+type Aborter interface {
+	// Abort is Disconnect, and the peer's EventDisconnected has an error, if word of it arrives.
+	Abort() error
+}
+
 // UDParam is how a datagram peer or a group is reached.
 type UDParam struct {
 	AH          AHAttr

@@ -56,7 +56,10 @@ type cmid struct {
 	unwatch func()
 }
 
-var _ verbs.CMID = (*cmid)(nil)
+var (
+	_ verbs.CMID    = (*cmid)(nil)
+	_ verbs.Aborter = (*cmid)(nil)
+)
 
 func (c *cmid) Provider() verbs.Provider { return c.p }
 
@@ -366,7 +369,12 @@ func (c *cmid) peerDied() {
 }
 
 // Disconnect implements [verbs.CMID].
-func (c *cmid) Disconnect() error {
+func (c *cmid) Disconnect() error { return c.disconnect((*ibcm.Conn).Disconnect) }
+
+// Abort implements [verbs.Aborter].
+func (c *cmid) Abort() error { return c.disconnect((*ibcm.Conn).Abort) }
+
+func (c *cmid) disconnect(tell func(*ibcm.Conn)) error {
 	c.mu.Lock()
 	conn, q := c.conn, c.q
 	connected := c.state == cmConnected
@@ -375,7 +383,7 @@ func (c *cmid) Disconnect() error {
 		return nil
 	}
 	_ = q.ToError() // it may be closed
-	conn.Disconnect()
+	tell(conn)
 	return nil
 }
 

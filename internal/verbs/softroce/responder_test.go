@@ -3,8 +3,8 @@ package softroce
 import (
 	"slices"
 	"testing"
-	"time"
 	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/require"
 

@@ -240,6 +240,28 @@ func (c *Conn) Close() {
 	c.a.finish(&w)
 }
 
+// Abort is Disconnect for a connection that is broken: the peer must not take what
+// it got for everything. It is told by a REJ, which asks for no answer.
+func (c *Conn) Abort() {
+	var w work
+	a := c.a
+	a.mu.Lock()
+	defer a.finish(&w)
+	switch c.state {
+	case established, repSent, mraRepRcvd:
+	default:
+		c.disconnect(&w)
+		return
+	}
+	m := &REJ{LocalCommID: c.id, RemoteCommID: c.remoteID, MessageRejected: AboutOther, Reason: ReasonTimeout}
+	w.send(c.path, Encode(NewHeader(c.tid, m), m), abortAttempt, nil)
+	c.emit(Event{Type: EventDisconnected}, &w)
+	c.enterTimeWait(false, &w)
+}
+
+// abortAttempt makes a message that is sent once go like one that was repeated, several ways.
+const abortAttempt = 2
+
 // PeerDied ends the connection without a word to the peer, which is known to
 // be gone.
 func (c *Conn) PeerDied(err error) {

@@ -184,6 +184,39 @@ func TestMRAOnce(t *testing.T) {
 	})
 }
 
+// TestAbort: the peer learns that the connection is broken, by a message that asks for no answer.
+func TestAbort(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newWire()
+		a, b := n.host(addrA, 1, nil), n.host(addrB, 2, nil)
+		ea := a.connect(t, addrB, nil)
+		settle()
+		eb := b.taken(0)
+		eb.c.Abort()
+		synctest.Wait()
+		require.Equal(t, []EventType{EventEstablished, EventDisconnected, EventDone}, eb.types())
+		settle()
+		require.Equal(t, []EventType{EventReplied, EventDisconnected, EventDone}, ea.types())
+		require.Equal(t, syscall.ECONNRESET, ea.event(EventDisconnected).Err)
+		eb.c.Abort()
+		ea.c.Abort()
+		require.Equal(t, 1, n.count(AttrREJ))
+		require.Zero(t, n.count(AttrDREQ))
+
+		// Where there is no connection yet it is Disconnect.
+		b.accept = false
+		ea = a.connect(t, addrB, nil)
+		synctest.Wait()
+		ea.c.Abort()
+		settle()
+		require.Equal(t, []EventType{EventRejected, EventDone}, b.taken(1).types())
+		time.Sleep(8 * time.Second)
+		synctest.Wait()
+		a.empty(t)
+		b.empty(t)
+	})
+}
+
 // TestPeerDied: what is known otherwise ends a connection at once.
 func TestPeerDied(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
