@@ -33,18 +33,13 @@ func provider(t *testing.T, cfg *softroce.Config) *softroce.Provider {
 	return p
 }
 
-// loss drops some packets of connections. Datagrams of the communication manager get
-// through, whose repetition takes seconds, and so do refusals (NAK 0x61 and up),
-// which are sent once: after that the responder is mute, and a
-// requester that missed it learns only that the peer does not answer.
+// loss drops some packets of connections, refusals included. Datagrams of the
+// communication manager get through, whose repetition takes seconds.
 func loss(p float64) func(f *simnet.Frame) bool {
 	rng := rand.New(rand.NewPCG(1, 2))
 	return func(f *simnet.Frame) bool {
 		var h wire.Packet
 		if h.Decode(f.Data) != nil || h.DestQP == wire.QPNGSI {
-			return false
-		}
-		if h.Opcode.HasAETH() && h.Kind() == wire.KindNAK && h.Syndrome != wire.SyndromePSNSequence {
 			return false
 		}
 		return rng.Float64() < p

@@ -29,8 +29,9 @@ type transport interface {
 	queued(e *sendWQE)
 	// transmit sends what may be sent.
 	transmit(w *work)
-	// receive takes a packet; received follows the last one of a run.
+	// receive takes a packet, receiveDead one in the error state; received follows the last one of a run.
 	receive(w *work, p *netio.Packet)
+	receiveDead(w *work, p *netio.Packet)
 	received(w *work)
 	// stop ends all activity for good.
 	stop(w *work)
@@ -61,6 +62,8 @@ type qp struct {
 	// the peer arrives after connect. It is set before connect.
 	onCommEst func()
 
+	gone chan struct{} // closed when Close is done
+
 	mu      sync.Mutex
 	state   qpState
 	metPeer bool
@@ -83,7 +86,7 @@ func (d *device) newQP(p *pd, attr *verbs.QPInitAttr) (*qp, error) {
 	if !ok1 || !ok2 || scq.dev != d || rcq.dev != d || p.dev != d {
 		return nil, fmt.Errorf("softroce: queue pair: completion queues and domain are not of one device: %w", syscall.EINVAL)
 	}
-	q := &qp{dev: d, pd: p, sendCQ: scq, recvCQ: rcq, minRNRTimer: attr.MinRNRTimer & 31}
+	q := &qp{dev: d, pd: p, sendCQ: scq, recvCQ: rcq, minRNRTimer: attr.MinRNRTimer & 31, gone: make(chan struct{})}
 	if q.minRNRTimer == 0 {
 		q.minRNRTimer = defaultRNRTimer
 	}
@@ -347,11 +350,14 @@ func sendWCOpcode(op verbs.Opcode) verbs.WCOpcode {
 func (q *qp) receive(w *work, ps []netio.Packet) {
 	q.mu.Lock()
 	for i := range ps {
-		if q.state != stateRTS {
-			q.dev.stats.wrongState.Add(uint64(len(ps) - i))
-			break
+		switch q.state {
+		case stateRTS:
+			q.service.receive(w, &ps[i])
+		case stateErr:
+			q.service.receiveDead(w, &ps[i])
+		default:
+			q.dev.stats.wrongState.Add(1)
 		}
-		q.service.receive(w, &ps[i])
 	}
 	q.service.received(w)
 	q.mu.Unlock()
@@ -411,6 +417,7 @@ func (q *qp) Close() error {
 	if q.state == stateClosed {
 		q.mu.Unlock()
 		w.end(false)
+		<-q.gone // what Close promises holds for every caller
 		return nil
 	}
 	// Whoever found the queue pair before it left the table sees the state.
@@ -425,6 +432,7 @@ func (q *qp) Close() error {
 	q.sendCQ.unuse()
 	q.recvCQ.unuse()
 	q.pd.unuse()
+	close(q.gone)
 	q.dev.release()
 	return nil
 }

@@ -44,21 +44,28 @@ func (r *rc) connect(a *rcAttr) {
 	r.exp = a.rqPSN
 }
 
-// receive checks what every packet must satisfy (IBTA 9.6) and hands it on.
-func (r *rc) receive(w *work, p *netio.Packet) {
-	h, stats := &w.in, &r.q.dev.stats
+// checkPacket decodes a packet and checks what every one must satisfy (IBTA 9.6).
+func (r *rc) checkPacket(h *wire.Packet, p *netio.Packet) bool {
+	stats := &r.q.dev.stats
 	switch {
 	case h.Decode(p.Data) != nil:
 		stats.malformed.Add(1)
-		return
 	case h.Opcode.Service() != wire.ServiceRC:
 		stats.wrongType.Add(1)
-		return
 	case !goodPKey(h.PKey):
 		stats.wrongPKey.Add(1)
-		return
 	case p.Remote.Addr() != r.path.Remote || p.Local != r.path.Local:
 		stats.wrongAddr.Add(1)
+	default:
+		return true
+	}
+	return false
+}
+
+// receive hands a packet on to requester or responder.
+func (r *rc) receive(w *work, p *netio.Packet) {
+	h := &w.in
+	if !r.checkPacket(h, p) {
 		return
 	}
 	if !r.q.metPeer {
@@ -69,6 +76,18 @@ func (r *rc) receive(w *work, p *netio.Packet) {
 		r.request(w, h)
 	} else {
 		r.response(w, h)
+	}
+}
+
+// receiveDead repeats a refusal whose first copy was lost, when the refused request
+// comes again: silence would let the peer wait for its retries to run out, and
+// not learn why.
+func (r *rc) receiveDead(w *work, p *netio.Packet) {
+	h := &w.in
+	if r.syndrome == 0 {
+		r.q.dev.stats.wrongState.Add(1)
+	} else if r.checkPacket(h, p) && h.Opcode.IsRequest() && wire.PSNDiff(h.PSN, r.exp) <= 0 {
+		r.answerWith(dueRefusal)
 	}
 }
 

@@ -35,8 +35,12 @@ func runRefusals(t *testing.T, refusals []refusal) {
 				}
 				require.Equal(t, want, p.end.outcomes())
 
-				// The dead queue pair neither answers nor executes.
-				p.send(ask(p.writeTo(packet(wire.RCWriteOnly, peerPSN+c.at, []byte{1}), 9000, 1)))
+				// The dead queue pair executes nothing. It repeats the refusal, should
+				// the first have been lost, and says nothing to what came behind.
+				again := ask(p.writeTo(packet(wire.RCWriteOnly, peerPSN+c.at, []byte{1}), 9000, 1))
+				p.send(again, again)
+				require.Equal(t, []answer{{peerPSN + c.at, c.syndrome, c.msn}}, p.answers())
+				p.send(ask(p.writeTo(packet(wire.RCWriteOnly, peerPSN+c.at+1, []byte{1}), 9000, 1)))
 				require.Empty(t, p.take())
 				require.Zero(t, p.end.mem[9000])
 				p.end.send(verbs.SendWR{ID: 5, Op: verbs.OpSend})
