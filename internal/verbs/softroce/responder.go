@@ -45,7 +45,7 @@ type responder struct {
 	ahead   uint32 // the last packet beyond the gap
 
 	due       due
-	syndrome  uint8 // dueRefusal
+	syndrome  uint8 // of the refusal that ended the connection; 0: none did
 	aheadMost uint32
 
 	// Runs of nothing but duplicates: the answers do not arrive.
