@@ -78,7 +78,7 @@ func (d *Dialer) Dial(network, address string) (net.Conn, error) {
 	return d.DialContext(context.Background(), network, address)
 }
 
-// DialContext connects to the address. The context ends the dialling only, not a
+// DialContext connects to the address. The context ends the dialing only, not a
 // connection that stands. Of several addresses that a name has, each is tried in order until one
 // works; if none does, the first one's error is returned.
 func (d *Dialer) DialContext(ctx context.Context, network, address string) (net.Conn, error) {

@@ -21,7 +21,7 @@ func Listen(network, address string) (net.Listener, error) {
 // is read when Listen is called and may be copied and shared.
 type ListenConfig struct {
 	// KeepAlive, KeepAliveConfig, ReadBuffer, WriteBuffer, BusyPoll and TrafficClass
-	// are for accepted connections what they are for dialled ones: see Dialer.
+	// are for accepted connections what they are for dialed ones: see Dialer.
 	KeepAlive               time.Duration
 	KeepAliveConfig         net.KeepAliveConfig
 	ReadBuffer, WriteBuffer int

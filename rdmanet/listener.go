@@ -52,6 +52,7 @@ type ListenerStats struct {
 }
 
 func newListener(network string, lc ListenConfig, parts *cm.Listener, slots int) *Listener {
+	slots += len(parts.Parts) - 1 // each part holds one while it waits for a request
 	l := &Listener{
 		network: network,
 		addr:    AddrFromAddrPort(parts.Addr()),

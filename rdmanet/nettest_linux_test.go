@@ -14,7 +14,7 @@ import (
 	"golang.org/x/net/nettest"
 )
 
-// pipe connects a dialler and a listener.
+// pipe connects a dialer and a listener.
 func pipe(dial func(addr string) (net.Conn, error), l net.Listener) (c1, c2 net.Conn, stop func(), err error) {
 	type result struct {
 		c   net.Conn
