@@ -84,7 +84,7 @@ func (d *device) letGo() {
 // on, which seldom comes to that, several are tried at once: a repeated message does no harm.
 func (in *instance) send(p ibcm.Path, mad []byte, attempt int) error {
 	path := &netio.Path{Local: p.Local, Remote: p.Remote, TrafficClass: p.TrafficClass, HopLimit: p.HopLimit}
-	flow, copies := binary.BigEndian.Uint32(mad[ibcm.CommIDOffset:])+uint32(attempt), 1
+	flow, copies := binary.BigEndian.Uint32(mad[ibcm.CommIDOffset:])+uint32(max(attempt, -attempt)), 1
 	if attempt > 1 {
 		flow, copies = flow+uint32(attempt-2)*(manyWays-1), manyWays
 	}

@@ -302,7 +302,11 @@ func TestRequestChecks(t *testing.T) {
 			require.Len(t, got, 1, name)
 			require.Equal(t, c.want, got[0].(*ibcm.REJ).Reason, name)
 		}
-		q := req(nil)
+		q := req(func(q *ibcm.REQ, _ *ibcm.IPHeader) { q.ServiceID++ })
+		for range 6 {
+			require.Len(t, g.ask(q), 1, "an answer for a question, whoever it is from")
+		}
+		q = req(nil)
 		q.PrivateData[0] = 0x10 // another major version of the header
 		got := g.ask(q)
 		require.EqualValues(t, 28, got[0].(*ibcm.REJ).Reason)

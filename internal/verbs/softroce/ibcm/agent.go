@@ -24,7 +24,8 @@ type Config struct {
 	Slot  uint8 // the high 8 bits of the agent's communication IDs
 
 	// Send sends one datagram. attempt counts how often the message was sent
-	// before: another attempt is best made on another way. mad does not change
+	// before: another attempt is best made on another way. It is negative for an
+	// answer that was asked for again so often. mad does not change
 	// afterwards. It is called without lock and may call back.
 	Send func(p Path, mad []byte, attempt int) error
 

@@ -152,15 +152,19 @@ func (a *Agent) onRepeatedREQ(p *Path, c *Conn, w *work) {
 	switch c.state {
 	case reqRcvd:
 		m := &MRA{LocalCommID: c.id, RemoteCommID: c.remoteID, MessageMRAed: AboutREQ, ServiceTimeout: mraService}
-		c.answers++
-		w.send(c.path, Encode(NewHeader(c.tid, m), m), c.answers, nil)
+		c.again(Encode(NewHeader(c.tid, m), m), w)
 	case repSent:
-		c.attempt++
-		w.send(c.path, c.mad, c.attempt, nil)
+		c.again(c.mad, w)
 	case rejected:
-		c.answers++
-		w.send(c.path, c.answer, c.answers, nil)
+		c.again(c.answer, w)
 	}
+}
+
+// again answers a message that was repeated. The attempt is negative: one
+// datagram for each that came, or forged ones would draw more than they are.
+func (c *Conn) again(mad *[MADSize]byte, w *work) {
+	c.answers++
+	w.send(c.path, mad, -c.answers, nil)
 }
 
 // stale ends a connection whose peer has forgotten it: its queue pair asks for
@@ -248,15 +252,13 @@ func (a *Agent) onREP(p *Path, h *Header, m *REP, w *work) {
 	case reqSent, mraReqRcvd:
 	case established:
 		if c.remoteID == m.LocalCommID { // the RTU was lost
-			c.answers++
-			w.send(c.path, c.answer, c.answers, nil)
+			c.again(c.answer, w)
 		}
 		return
 	case repRcvd:
 		if c.remoteID == m.LocalCommID {
 			r := &MRA{LocalCommID: c.id, RemoteCommID: c.remoteID, MessageMRAed: AboutREP, ServiceTimeout: mraService}
-			c.answers++
-			w.send(c.path, Encode(NewHeader(c.tid, r), r), c.answers, nil)
+			c.again(Encode(NewHeader(c.tid, r), r), w)
 		}
 		return
 	default:
@@ -320,8 +322,7 @@ func (a *Agent) onDREQ(p *Path, h *Header, m *DREQ, w *work) {
 		c.emit(Event{Type: EventDisconnected}, w)
 		c.enterTimeWait(true, w)
 	case timeWait:
-		c.answers++
-		w.send(c.path, Encode(NewHeader(h.TransactionID, drep), drep), c.answers, nil)
+		c.again(Encode(NewHeader(h.TransactionID, drep), drep), w)
 	}
 }
 
