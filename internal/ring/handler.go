@@ -78,6 +78,9 @@ func (in *arrivals) take(c *Conn, wcs []verbs.WC) {
 		switch {
 		case wc.Status == verbs.WRFlushErr:
 			flushed = true
+		case wc.Status != verbs.Success && wc.ID&rc.RecvBit != 0 && in.err == nil:
+			// Receives have no buffers: only a SEND's bytes can be too many for one.
+			in.err, in.protocol = fmt.Errorf("%w: a SEND (%w)", ErrProtocol, wc.Status), true
 		case wc.Status != verbs.Success:
 			in.fail(statusError(wc.Status))
 		case wc.ID&rc.RecvBit == 0:
