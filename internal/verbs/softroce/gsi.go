@@ -158,8 +158,8 @@ func (in *instance) received(p *netio.Packet) {
 	one[0] = netio.Packet{}
 	onePacket.Put(one)
 	// Datagrams of the communication manager are few, and come from one port
-	// of a kernel, whichever process they are for.
-	if qpn, ok := destQPN(p.Data); ok && qpn != wire.QPNGSI {
+	// of a kernel, whichever process they are for. What is for nobody must not cost sockets.
+	if qpn, ok := destQPN(p.Data); ok && qpn != wire.QPNGSI && in.dev.qps.find(qpn) != nil {
 		in.dev.conn.Prefer(p.Local, p.Remote)
 	}
 }

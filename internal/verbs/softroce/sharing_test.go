@@ -18,6 +18,7 @@ import (
 	"github.com/go-rdma/rdma/internal/verbs/softroce/netio"
 	"github.com/go-rdma/rdma/internal/verbs/softroce/share"
 	"github.com/go-rdma/rdma/internal/verbs/softroce/simnet"
+	"github.com/go-rdma/rdma/internal/verbs/softroce/wire"
 )
 
 // hub joins providers that share a host of a simulated network, as package
@@ -412,4 +413,38 @@ func TestLocalShare(t *testing.T) {
 		require.GreaterOrEqual(t, port, uint16(firstFreePort))
 		seen[port] = true
 	}
+}
+
+type preferCounter struct {
+	netio.Conn
+	n int
+}
+
+func (c *preferCounter) Prefer(netip.Addr, netip.AddrPort) { c.n++ }
+
+// Packets for a queue pair that is not there may come from any number of ports.
+func TestFlowsToNobodyAreNotPreferred(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		var conn preferCounter
+		p := New(&Config{Open: func(h netio.Handler) (netio.Conn, error) {
+			c, err := simnet.New(1, simnet.Options{}).Host(addrA).Open(h)
+			conn.Conn = c
+			return &conn, err
+		}})
+		in, err := p.use()
+		require.NoError(t, err)
+		domain, err := in.dev.AllocPD()
+		require.NoError(t, err)
+		c, err := in.dev.CreateCQ(&verbs.CQAttr{Depth: 1})
+		require.NoError(t, err)
+		q, err := in.dev.newQP(domain.(*pd), &verbs.QPInitAttr{Type: verbs.RC, SendCQ: c, RecvCQ: c})
+		require.NoError(t, err)
+		for _, qpn := range []uint32{q.num, q.num ^ 0x101, q.num ^ 1} {
+			in.received(&netio.Packet{Local: addrA, Remote: netipPort(addrB), Data: rawPacket(byte(wire.RCSendOnly), qpn, 0)})
+		}
+		require.Equal(t, 1, conn.n)
+		for _, x := range []interface{ Close() error }{q, c, domain, in.dev} {
+			require.NoError(t, x.Close())
+		}
+	})
 }
