@@ -4,11 +4,13 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-rdma/rdma/internal/verbs"
@@ -171,6 +173,50 @@ func (n narrow) Route(local, remote netip.Addr) (netio.Route, error) {
 	r, err := n.Conn.Route(local, remote)
 	r.MTU = n.mtu
 	return r, err
+}
+
+// starved is a network that has no descriptor left for the next few routes.
+type starved struct {
+	netio.Conn
+	left *atomic.Int32
+}
+
+func (s starved) Route(local, remote netip.Addr) (netio.Route, error) {
+	if s.left.Add(-1) >= 0 {
+		return netio.Route{}, syscall.EMFILE
+	}
+	return s.Conn.Route(local, remote)
+}
+
+// TestShortageIsNoRefusal: a peer that has run out of something for a moment is asked again.
+func TestShortageIsNoRefusal(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		n := simnet.New(1, simnet.Options{})
+		var left atomic.Int32
+		a := New(&Config{Open: n.Host(addrA).Open})
+		b := New(&Config{Open: func(h netio.Handler) (netio.Conn, error) {
+			conn, err := n.Host(addrB).Open(h)
+			return starved{conn, &left}, err
+		}})
+		l := mustListen(t, b, netip.AddrPortFrom(addrB, 0), nil)
+		x := resolveSide(t, a, l.Addr())
+		left.Store(3)
+		go func() {
+			id, err := l.GetRequest(background())
+			assert.NoError(t, err)
+			y := newSide(t, id)
+			assert.NoError(t, id.Accept(&param))
+			y.wait(1)
+			y.close()
+		}()
+		_, err := x.id.Connect(background(), &param)
+		require.NoError(t, err)
+		require.EqualValues(t, 3, l.Stats().Dropped)
+		x.wait(1)
+		x.close()
+		require.NoError(t, l.Close())
+		unused(t, a, b)
+	})
 }
 
 // TestPathMTU: the active side's interface decides; a passive side that cannot

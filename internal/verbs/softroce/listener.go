@@ -2,6 +2,7 @@ package softroce
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -96,7 +97,13 @@ func (l *listener) offer(conn *ibcm.Conn, q *ibcm.REQ, port uint16) ibcm.Verdict
 	}
 	path := conn.Path()
 	route, err := l.in.dev.conn.Route(path.Local, path.Remote)
-	if err != nil {
+	switch {
+	case shortage(err):
+		l.mu.Lock()
+		l.dropped++
+		l.mu.Unlock()
+		return ibcm.Dropped
+	case err != nil:
 		return verbs.RejConsumer
 	}
 	mtu := verbs.MTUFromCode(q.PathMTU)
@@ -120,6 +127,16 @@ func (l *listener) offer(conn *ibcm.Conn, q *ibcm.REQ, port uint16) ibcm.Verdict
 	l.queue = append(l.queue, c)
 	l.signal()
 	return ibcm.Taken
+}
+
+// shortage tells whether an error says that something ran out, which may come back.
+func shortage(err error) bool {
+	for _, e := range []error{syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM, syscall.ENOBUFS} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
 }
 
 func (l *listener) signal() {

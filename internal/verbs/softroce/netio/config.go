@@ -16,7 +16,7 @@ type Config struct {
 	// SourcePorts is the number of UDP source ports for each family. 0: 4.
 	SourcePorts int
 
-	// MaxPreferred bounds the sockets that Prefer opens. 0: 64.
+	// MaxPreferred bounds the sockets that Prefer opens. 0: 64, or fewer if the process may have few files.
 	MaxPreferred int
 
 	// NoGSO and NoGRO do without the kernel's segmentation offloads.

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 )
 
 // TestPrefer has two Conns share a port, as two processes do, and moves each flow to the one that does
@@ -109,4 +110,17 @@ func TestPreferEviction(t *testing.T) {
 	require.NotSame(t, first, u.pref[k])
 	require.NoError(t, u.Close())
 	require.Equal(t, before, fds(t))
+}
+
+// TestFewFiles: a process that may open few files keeps most of them.
+func TestFewFiles(t *testing.T) {
+	var old unix.Rlimit
+	require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &old))
+	defer func() { require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &old)) }()
+	for limit, want := range map[uint64]int{80: 10, 504: 63, 512: 64, 1024: 64} {
+		require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: limit, Max: old.Max}))
+		u := listen(t, Config{Port: freePort(t), Handler: newSink(), SourcePorts: 1})
+		require.Equal(t, want, u.cfg.MaxPreferred)
+		require.NoError(t, u.Close())
+	}
 }

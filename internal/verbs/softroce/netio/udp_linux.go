@@ -61,6 +61,9 @@ func Listen(cfg Config) (*UDP, error) {
 	if cfg.Handler == nil {
 		return nil, errors.New("netio: no handler")
 	}
+	if cfg.MaxPreferred == 0 {
+		cfg.MaxPreferred = fewFiles()
+	}
 	cfg = cfg.withDefaults()
 	cfg.SourcePorts = min(max(cfg.SourcePorts, 1), maxSourcePorts)
 	u := &UDP{cfg: cfg, pref: make(map[prefKey]*preferred)}
@@ -90,6 +93,17 @@ func Listen(cfg Config) (*UDP, error) {
 		s.start()
 	}
 	return u, nil
+}
+
+// fewFiles returns how many descriptors may be taken for what is only faster, if that is less than
+// the default: a small part of those that the process may have. Else it returns 0.
+func fewFiles() int {
+	const part, enough = 8, 64
+	var l unix.Rlimit
+	if unix.Getrlimit(unix.RLIMIT_NOFILE, &l) != nil || l.Cur >= part*enough {
+		return 0
+	}
+	return max(int(l.Cur/part), 1)
 }
 
 // openFamily opens the sockets of one address family. On error there are none.
