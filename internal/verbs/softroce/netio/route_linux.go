@@ -100,9 +100,9 @@ func route(local, remote netip.Addr) (Route, error) {
 	} else {
 		r.MTU, _ = unix.GetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_MTU)
 	}
-	ifi := outInterface(r)
-	if ifi == nil {
-		return Route{}, syscall.EADDRNOTAVAIL // it went away meanwhile
+	ifi, err := outInterface(r)
+	if err != nil {
+		return Route{}, bare(err)
 	}
 	r.Interface = ifi.Name
 	if r.MTU <= 0 {
@@ -112,20 +112,20 @@ func route(local, remote netip.Addr) (Route, error) {
 }
 
 // outInterface finds the interface by which packets of a route leave.
-func outInterface(r Route) *net.Interface {
+func outInterface(r Route) (*net.Interface, error) {
 	index := scopeOf(r.Remote)
 	if index == 0 {
 		index = routeInterface(r.Local, r.Remote)
 	}
 	if index != 0 {
 		if ifi, err := net.InterfaceByIndex(int(index)); err == nil {
-			return ifi
+			return ifi, nil
 		}
 	}
 	// Where netlink is closed to us: the interface that has the address.
 	ifs, err := net.Interfaces()
 	if err != nil {
-		return nil
+		return nil, err
 	}
 	var loopback *net.Interface
 	for i := range ifs {
@@ -135,17 +135,17 @@ func outInterface(r Route) *net.Interface {
 		}
 		for _, a := range addrs {
 			if p, ok := prefixOf(a); ok && p.Addr() == r.Local.WithZone("") {
-				return &ifs[i]
+				return &ifs[i], nil
 			}
 		}
 		if loopback == nil && ifs[i].Flags&net.FlagLoopback != 0 {
 			loopback = &ifs[i]
 		}
 	}
-	if r.Local.IsLoopback() { // all of 127.0.0.0/8 is ours
-		return loopback
+	if r.Local.IsLoopback() && loopback != nil { // all of 127.0.0.0/8 is ours
+		return loopback, nil
 	}
-	return nil
+	return nil, syscall.EADDRNOTAVAIL // it went away meanwhile
 }
 
 func prefixOf(a net.Addr) (netip.Prefix, bool) {

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 )
 
 func TestRoute(t *testing.T) {
@@ -103,4 +104,21 @@ func FuzzRouteAnswer(f *testing.F) {
 	f.Add(routeRequest(addr("127.0.0.1"), addr("127.0.0.1")))
 	f.Add([]byte{})
 	f.Fuzz(func(_ *testing.T, b []byte) { routeAnswer(b) })
+}
+
+// TestRouteWithoutFiles: having run out of descriptors is not having no route.
+func TestRouteWithoutFiles(t *testing.T) {
+	var old unix.Rlimit
+	require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &old))
+	free, err := unix.Dup(0) // the lowest that is free
+	require.NoError(t, err)
+	require.NoError(t, unix.Close(free))
+	_, err = route(netip.Addr{}, addr("127.0.0.1"))
+	require.NoError(t, err)
+	for more := range 2 {
+		require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(free + more), Max: old.Max}))
+		_, err = route(netip.Addr{}, addr("127.0.0.1"))
+		require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &old))
+		require.Equal(t, syscall.EMFILE, err)
+	}
 }
