@@ -206,6 +206,7 @@ func TestAbort(t *testing.T) {
 		// Where there is no connection yet it is Disconnect.
 		b.accept = false
 		ea = a.connect(t, addrB, nil)
+		time.Sleep(2 * latency)
 		synctest.Wait()
 		ea.c.Abort()
 		settle()
