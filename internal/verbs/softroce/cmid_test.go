@@ -10,7 +10,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-rdma/rdma/internal/verbs"
@@ -201,19 +200,24 @@ func TestShortageIsNoRefusal(t *testing.T) {
 		l := mustListen(t, b, netip.AddrPortFrom(addrB, 0), nil)
 		x := resolveSide(t, a, l.Addr())
 		left.Store(3)
+		done := make(chan error, 1)
 		go func() {
-			id, err := l.GetRequest(background())
-			assert.NoError(t, err)
-			y := newSide(t, id)
-			assert.NoError(t, id.Accept(&param))
-			y.wait(1)
-			y.close()
+			_, err := x.id.Connect(background(), &param)
+			done <- err
 		}()
-		_, err := x.id.Connect(background(), &param)
-		require.NoError(t, err)
+		time.Sleep(10 * time.Second) // the peer asks again
+		synctest.Wait()
 		require.EqualValues(t, 3, l.Stats().Dropped)
-		x.wait(1)
+		if len(done) == 1 {
+			require.NoError(t, <-done)
+		}
+		id, err := l.GetRequest(background())
+		require.NoError(t, err)
+		y := newSide(t, id)
+		require.NoError(t, id.Accept(&param))
+		require.NoError(t, <-done)
 		x.close()
+		y.close()
 		require.NoError(t, l.Close())
 		unused(t, a, b)
 	})
