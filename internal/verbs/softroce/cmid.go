@@ -238,7 +238,11 @@ func (c *cmid) onCM(e ibcm.Event) {
 			c.mu.Unlock()
 			return
 		}
+		told := c.active && c.state == cmFailed // by Connect
 		c.mu.Unlock()
+		if told {
+			return
+		}
 		c.events.post(verbs.Event{Type: verbs.EventDisconnected, Err: e.Err})
 	case ibcm.EventDone:
 		c.mu.Lock()
