@@ -21,7 +21,6 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/go-rdma/rdma/internal/race"
 	"github.com/go-rdma/rdma/rdmanet"
 )
 
@@ -55,7 +54,8 @@ func playRole(name string) int {
 
 func untilStdinEnds() { io.Copy(io.Discard, os.Stdin) }
 
-// httpRole serves HTTP: what is posted comes back as its checksum, what is got is /size bytes.
+// httpRole serves HTTP: what is posted comes back as its checksum, what is got is /size bytes. With
+// the files of a certificate and its key as arguments it does so inside TLS.
 func httpRole() error {
 	l, err := rdmanet.Listen("rdma", "127.0.0.1:0")
 	if err != nil {
@@ -77,13 +77,19 @@ func httpRole() error {
 	})}
 	s.Protocols = new(http.Protocols)
 	s.Protocols.SetHTTP1(true)
+	s.Protocols.SetHTTP2(true)
 	s.Protocols.SetUnencryptedHTTP2(true)
 	go func() {
 		untilStdinEnds()
 		s.Shutdown(context.Background())
 	}()
 	fmt.Println(l.Addr())
-	if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+	if len(os.Args) == 3 {
+		err = s.ServeTLS(l, os.Args[1], os.Args[2])
+	} else {
+		err = s.Serve(l)
+	}
+	if !errors.Is(err, http.ErrServerClosed) {
 		return err
 	}
 	return nil
@@ -170,17 +176,20 @@ func (p *process) stop(t testing.TB) {
 }
 
 func TestProcessesHTTP(t *testing.T) {
-	size := int64(128 << 20)
-	if race.Enabled || testing.Short() {
-		size = 4 << 20
-	}
 	p := start(t, "http")
-	for _, m := range []httpMode{{"HTTP1", 1, false}, {"HTTP2", 2, false}} {
-		t.Run(m.name, func(t *testing.T) {
-			client := &http.Client{Transport: m.transport(t)}
+	cert, key, clientTLS := tlsFiles(t)
+	overTLS := start(t, "http", cert, key)
+	eachMode(t, func(t *testing.T, m httpMode) {
+		t.Run("large bodies", func(t *testing.T) {
+			size := bodySize(m)
+			tr, server := m.transport(t), "http://"+p.ready
+			if m.tls {
+				tr.TLSClientConfig, server = clientTLS, "https://"+overTLS.ready
+			}
+			client := &http.Client{Transport: tr}
 			begin := time.Now()
 			b, sum := body(size)
-			resp, err := client.Post("http://"+p.ready, "application/octet-stream", b)
+			resp, err := client.Post(server, "application/octet-stream", b)
 			require.NoError(t, err)
 			answer, err := io.ReadAll(resp.Body)
 			resp.Body.Close()
@@ -189,8 +198,9 @@ func TestProcessesHTTP(t *testing.T) {
 			up := time.Since(begin)
 
 			begin = time.Now()
-			resp, err = client.Get(fmt.Sprintf("http://%s/%d", p.ready, size))
+			resp, err = client.Get(fmt.Sprintf("%s/%d", server, size))
 			require.NoError(t, err)
+			assert.Equal(t, m.major, resp.ProtoMajor)
 			h := sha256.New()
 			n, err := io.Copy(h, resp.Body)
 			resp.Body.Close()
@@ -200,7 +210,7 @@ func TestProcessesHTTP(t *testing.T) {
 			down := time.Since(begin)
 			t.Logf("%d MiB: up %.0f MB/s, down %.0f MB/s", size>>20, float64(size)/up.Seconds()/1e6, float64(size)/down.Seconds()/1e6)
 		})
-	}
+	})
 	t.Run("many", func(t *testing.T) {
 		client := &http.Client{Transport: httpModes[0].transport(t)}
 		var wg sync.WaitGroup
@@ -220,6 +230,7 @@ func TestProcessesHTTP(t *testing.T) {
 		within(t, 60*time.Second, "requests", wg.Wait)
 	})
 	p.stop(t)
+	overTLS.stop(t)
 }
 
 // A process that listens takes its port from all others of this host.

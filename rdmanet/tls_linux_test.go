@@ -7,8 +7,11 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/pem"
 	"math/big"
 	"net"
+	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -47,4 +50,21 @@ func tlsConfigs(t testing.TB) (server, client *tls.Config) {
 	pair := tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key, Leaf: cert}
 	return &tls.Config{Certificates: []tls.Certificate{pair}, ClientCAs: roots},
 		&tls.Config{Certificates: []tls.Certificate{pair}, RootCAs: roots, ServerName: "127.0.0.1"}
+}
+
+// tlsFiles writes a server's certificate and key for another process.
+func tlsFiles(t testing.TB) (cert, key string, client *tls.Config) {
+	t.Helper()
+	server, client := tlsConfigs(t)
+	pair := server.Certificates[0]
+	der, err := x509.MarshalPKCS8PrivateKey(pair.PrivateKey)
+	require.NoError(t, err)
+	dir := t.TempDir()
+	cert, key = filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
+	for name, block := range map[string]*pem.Block{
+		cert: {Type: "CERTIFICATE", Bytes: pair.Certificate[0]}, key: {Type: "PRIVATE KEY", Bytes: der},
+	} {
+		require.NoError(t, os.WriteFile(name, pem.EncodeToMemory(block), 0o600))
+	}
+	return cert, key, client
 }
