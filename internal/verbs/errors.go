@@ -38,7 +38,7 @@ type RejectError struct {
 }
 
 func (e *RejectError) Error() string {
-	s := "connection rejected: "
+	s := "connection refused: " // the errno's words, which people search for
 	if n, ok := rejNames[e.Reason]; ok {
 		return s + n + " (reason " + strconv.Itoa(e.Reason) + ")"
 	}
