@@ -73,7 +73,7 @@ type InUseError struct {
 }
 
 func (e *InUseError) Error() string {
-	s := e.Target.String() + " is in use"
+	s := e.Target.String() + ": address already in use"
 	switch {
 	case e.UID < 0:
 	case e.UID != syscall.Geteuid():

@@ -49,7 +49,7 @@ func TestConflicts(t *testing.T) {
 		again, err := bind(c.b)
 		if c.want {
 			require.ErrorIs(t, err, syscall.EADDRINUSE, "%v", c)
-			require.ErrorContains(t, err, "port 7 of port space TCP is in use by this process")
+			require.ErrorContains(t, err, "port 7 of port space TCP: address already in use by this process")
 			release()
 			again, err = bind(c.b)
 		}
