@@ -67,9 +67,9 @@ func TestErrorText(t *testing.T) {
 		err   error
 	}{
 		"dial rdma 10.1.2.3:80: connection refused: nobody listens on the port (reason 8); start a server there with rdmanet.Listen or rsockets; TCP's ports are others than RDMA's": {PhaseConnect, &RejectError{Reason: 8}},
-		"dial rdma 10.1.2.3:80: softroce0: network is unreachable; see: ip route get 10.1.2.3":                                                                                        {PhaseRoute, &cm.ProviderError{Provider: "softroce", Device: "softroce0", Err: syscall.ENETUNREACH}},
-		"dial rdma 10.1.2.3:80: connection reset by peer":                                                                                                                             {PhaseTransfer, syscall.ECONNRESET},
-		"dial rdma 10.1.2.3:80: too many open files; raise the limit of open files (ulimit -n)":                                                                                       {PhaseConnect, syscall.EMFILE},
+		"dial rdma 10.1.2.3:80: softroce0: network is unreachable; see: ip route get 10.1.2.3":                                                                                       {PhaseRoute, &cm.ProviderError{Provider: "softroce", Device: "softroce0", Err: syscall.ENETUNREACH}},
+		"dial rdma 10.1.2.3:80: connection reset by peer":                                                                                                                            {PhaseTransfer, syscall.ECONNRESET},
+		"dial rdma 10.1.2.3:80: too many open files; raise the limit of open files (ulimit -n)":                                                                                      {PhaseConnect, syscall.EMFILE},
 	} {
 		assert.EqualError(t, opError("dial", "rdma", nil, remote, e.phase, e.err), want)
 	}

@@ -98,6 +98,17 @@ func checkSpace(ps verbs.PortSpace) error {
 	return nil
 }
 
+// useFor is use for somebody who may ask for a device, a port of it and a port space.
+func (p *Provider) useFor(device string, port int, ps verbs.PortSpace) (*instance, error) {
+	if err := p.checkDevice(device, port); err != nil {
+		return nil, err
+	}
+	if err := checkSpace(ps); err != nil {
+		return nil, err
+	}
+	return p.use()
+}
+
 // Open implements [verbs.Provider].
 func (p *Provider) Open(name string) (verbs.Device, error) {
 	if name == "" {
@@ -132,13 +143,7 @@ func (p *Provider) Resolve(ctx context.Context, attr *verbs.CMIDAttr) (verbs.CMI
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("softroce: resolving %v: %w", attr.Remote, err)
 	}
-	if err := p.checkDevice(attr.Device, attr.Port); err != nil {
-		return nil, err
-	}
-	if err := checkSpace(attr.PortSpace); err != nil {
-		return nil, err
-	}
-	in, err := p.use()
+	in, err := p.useFor(attr.Device, attr.Port, attr.PortSpace)
 	if err != nil {
 		return nil, err
 	}
@@ -195,13 +200,7 @@ func (p *Provider) Listen(ctx context.Context, attr *verbs.ListenAttr) (verbs.Li
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("softroce: listening on %v: %w", attr.Local, err)
 	}
-	if err := p.checkDevice(attr.Device, attr.Port); err != nil {
-		return nil, err
-	}
-	if err := checkSpace(attr.PortSpace); err != nil {
-		return nil, err
-	}
-	in, err := p.use()
+	in, err := p.useFor(attr.Device, attr.Port, attr.PortSpace)
 	if err != nil {
 		return nil, err
 	}
