@@ -175,7 +175,7 @@ func TestPortInUse(t *testing.T) {
 	require.NoError(t, err)
 	r := runProgram(t, "serve", "-addr", addr, t.TempDir())
 	require.Equal(t, 1, r.code)
-	require.Contains(t, r.errOut, "is in use by process ")
+	require.Contains(t, r.errOut, "already in use by process ")
 }
 
 func TestServerKilled(t *testing.T) {
