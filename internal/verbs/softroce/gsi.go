@@ -152,6 +152,7 @@ func (in *instance) received(p *netio.Packet) {
 		return
 	}
 	defer in.dev.letGo()
+	netio.Arrived()
 	one := onePacket.Get().(*[1]netio.Packet)
 	one[0] = *p
 	in.dev.HandlePackets(one[:])

@@ -8,12 +8,7 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/go-rdma/rdma/internal/race"
 )
-
-// ioSync orders what was done before a Send before what is done with the packets, in one process.
-var ioSync race.Sync
 
 // maxSourcePorts bounds Config.SourcePorts.
 const maxSourcePorts = 16
