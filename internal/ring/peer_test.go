@@ -150,7 +150,7 @@ func TestDescriptorsOnTheWire(t *testing.T) {
 }
 
 // TestDataOnTheWire: a Conn fills descriptors completely and in order, in messages that
-// stay inside one, keeps credits in reserve, and goes on with absolute, 16-bit, even 17-bit limits.
+// stay inside one, and goes on with absolute, 16-bit, even 17-bit limits.
 func TestDataOnTheWire(t *testing.T) {
 	w := newWorld(t, simnet.Options{})
 	for _, big := range []bool{false, true} {
