@@ -44,8 +44,8 @@
 //
 // # A peer that dies
 //
-// A process that dies on this host, by whatever signal, ends its connections at
-// once (ECONNRESET). A host, a process or a network that is gone elsewhere is noticed 17 s after
+// A process that dies on this host and in this network namespace, by whatever signal, ends its
+// connections at once (ECONNRESET). A host, a container, a process or a network that is gone elsewhere is noticed 17 s after
 // data was sent to it, which is when the transport gives up, or, on an idle
 // connection, 17 s after keep-alive asks, by default 32 s in all (ETIMEDOUT). A process that is
 // stopped for so long looks dead.
@@ -55,6 +55,10 @@
 // Close delivers what was written before it. It waits for the peer's
 // acknowledgement for up to 2 s and then leaves the rest to the background, for a
 // bounded time. That background ends with the program: call [Drain] before leaving main.
+//
+// A write after the peer has closed fails at once, where TCP takes the first one and
+// loses it. So a [crypto/tls.Conn] whose peer has closed first reports EPIPE from its own Close ("failed
+// to send closeNotify alert"): over TCP that last alert is lost without a word.
 //
 // # Security
 //

@@ -120,7 +120,7 @@ type tlsConn struct{ *tls.Conn }
 
 func (c tlsConn) Close() error {
 	err := c.Conn.Close()
-	if errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET) {
+	if errors.Is(err, syscall.EPIPE) {
 		return nil
 	}
 	return err
