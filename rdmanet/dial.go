@@ -44,7 +44,8 @@ type Dialer struct {
 	FallbackDelay time.Duration
 
 	// KeepAlive and KeepAliveConfig say when a silent peer is asked whether it
-	// lives. Zero: after 15 s, then every 15 s, and given up after 9 times. A negative
+	// lives. Zero: Idle 15 s, Interval 15 s, Count 9; the transport may give up earlier than Count
+	// says (see the package comment). A negative
 	// KeepAlive: never, if KeepAliveConfig is not enabled.
 	KeepAlive       time.Duration
 	KeepAliveConfig net.KeepAliveConfig

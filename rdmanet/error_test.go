@@ -90,6 +90,11 @@ func TestErrorPhases(t *testing.T) {
 	assert.Contains(t, e.Hint, "softroce, softroce0")
 }
 
+func TestLinkLocalHint(t *testing.T) {
+	e := newError(PhaseRoute, syscall.EINVAL, AddrFromAddrPort(netip.MustParseAddrPort("[fe80::1]:80")))
+	assert.Contains(t, e.Hint, "[fe80::1%eth0]:port")
+}
+
 // Every kind of failure that a user can do something about has a hint, of one line.
 func TestHints(t *testing.T) {
 	for _, c := range []struct {
@@ -105,7 +110,9 @@ func TestHints(t *testing.T) {
 		{PhaseRoute, syscall.EHOSTUNREACH, "ip route get 10.1.2.3"},
 		{PhaseConnect, &RejectError{Reason: 8}, "rdmanet.Listen"},
 		{PhaseConnect, &RejectError{Reason: 28}, "Admit"},
+		{PhaseConnect, &RejectError{Reason: 26}, "smaller MTU"},
 		{PhaseConnect, syscall.ETIMEDOUT, "4791"},
+		{PhaseConnect, context.DeadlineExceeded, "4791"},
 		{PhaseConnect, syscall.ENOMEM, "ulimit -l"},
 		{PhaseConnect, syscall.ENFILE, "fs.file-max"},
 		{PhaseConnect, ErrProtocol, "rsockets version 1"},

@@ -2,6 +2,7 @@ package rdmanet
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"net"
 	"strings"
@@ -77,13 +78,16 @@ func resolveHint(err error) string {
 }
 
 func routeHint(err error, addr net.Addr) string {
+	a, _ := addr.(*Addr)
 	switch {
+	case a != nil && a.IP.IsLinkLocalUnicast() && a.IP.Is6() && errors.Is(err, syscall.EINVAL):
+		return "a link-local address needs its interface: [" + a.IP.WithZone("").String() + "%eth0]:port"
 	case errors.Is(err, syscall.EADDRINUSE):
 		return "another listener of this host has the port: end it, or choose another port (0 picks a free one)"
 	case errors.Is(err, syscall.EADDRNOTAVAIL):
 		return "the local address must be one of this host's; rdmanet.Devices lists those with a device"
 	case errors.Is(err, syscall.ENETUNREACH), errors.Is(err, syscall.EHOSTUNREACH):
-		if a, ok := addr.(*Addr); ok && a != nil {
+		if a != nil {
 			return "see: ip route get " + a.IP.WithZone("").String()
 		}
 	}
@@ -97,7 +101,9 @@ func connectHint(err error) string {
 		return "start a server there with rdmanet.Listen or rsockets; TCP's ports are others than RDMA's"
 	case errors.As(err, &rej) && rej.Reason == verbs.RejConsumer:
 		return "the server is there and does not want this connection: see its Admit function and its protocol"
-	case errors.Is(err, syscall.ETIMEDOUT):
+	case errors.As(err, &rej) && rej.Reason == verbs.RejInvalidMTU:
+		return "the server's interface has a smaller MTU than this one's: make the two alike"
+	case errors.Is(err, syscall.ETIMEDOUT), errors.Is(err, context.DeadlineExceeded):
 		return "nothing came back: is the host up, UDP port 4791 open in firewalls both ways, and no NAT between?"
 	}
 	return ""
