@@ -28,6 +28,7 @@ import (
 // ready and ends when its standard input does.
 var roles = map[string]func() error{
 	"http":   httpRole,
+	"site":   siteRole,
 	"echo":   echoRole,
 	"dial":   dialRole,
 	"nofile": noFileRole,
