@@ -235,6 +235,8 @@ func TestZeroConn(t *testing.T) {
 }
 
 func TestStats(t *testing.T) {
+	// Connections of a test before may still be on their way out.
+	require.Eventually(t, func() bool { return deviceStats("softroce").Conns == 0 }, 10*time.Second, time.Millisecond)
 	before := deviceStats("softroce")
 	client, server := pair(t)
 	require.NoError(t, writePattern(client, 100<<10, 10<<10))
