@@ -3,7 +3,7 @@
 
 GO       = go
 FUZZTIME = 5s
-TESTTIME = 10m
+TESTTIME = 5m
 DEMO     =
 BENCH    =
 
