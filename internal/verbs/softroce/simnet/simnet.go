@@ -6,11 +6,13 @@
 // the receiver, so what is damaged on the way is dropped as a socket drops it.
 //
 // Time is that of package time. Inside a [testing/synctest] bubble it is therefore
-// simulated, and since chance comes from a seed, separately for each direction
-// of each pair of addresses, a run whose senders are deterministic repeats itself.
+// simulated. Chance comes from a seed, for each queue pair's requests and for its responses
+// separately, so that the same ones are lost in each run, whichever goroutine is first at
+// an instant. A run on simulated time repeats itself as far as its senders do.
 package simnet
 
 import (
+	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
@@ -18,6 +20,7 @@ import (
 	"time"
 
 	"github.com/go-rdma/rdma/internal/verbs/softroce/netio"
+	"github.com/go-rdma/rdma/internal/verbs/softroce/wire"
 )
 
 // Options say how bad the network is. Probabilities are between 0 and 1 and per packet.
@@ -76,10 +79,10 @@ type pair struct{ from, to netip.Addr }
 
 // link is one direction of a pair of addresses.
 type link struct {
-	rng    *rand.Rand
-	last   time.Time // when the packet before arrives
-	idle   time.Time // when the last byte of what was sent has left
-	queued int       // bytes on the way
+	chance map[uint32]*rand.Rand // by queue pair, requests and responses
+	last   time.Time             // when the packet before arrives
+	idle   time.Time             // when the last byte of what was sent has left
+	queued int                   // bytes on the way
 }
 
 // frame is an encoded packet on its way.
@@ -233,10 +236,25 @@ func (h *Host) receiver(f *frame) *conn {
 func (n *Network) link(from, to netip.Addr) *link {
 	l := n.links[pair{from, to}]
 	if l == nil {
-		l = &link{rng: rand.New(rand.NewPCG(n.seed, mix(from)*31+mix(to)))}
+		l = &link{chance: make(map[uint32]*rand.Rand)}
 		n.links[pair{from, to}] = l
 	}
 	return l
+}
+
+// chance returns what decides about a packet. Queue pairs are told apart by their first
+// packets' order: their numbers may be random.
+func (n *Network) chance(l *link, f *frame) *rand.Rand {
+	key := binary.BigEndian.Uint32(f.buf[4:]) << 8 // the destination
+	if !wire.Opcode(f.buf[0]).IsRequest() {
+		key |= 1
+	}
+	r := l.chance[key]
+	if r == nil {
+		r = rand.New(rand.NewPCG(n.seed, mix(f.src.Addr())*31+mix(f.dst.Addr())+uint64(len(l.chance))<<32))
+		l.chance[key] = r
+	}
+	return r
 }
 
 func mix(a netip.Addr) uint64 {
@@ -262,9 +280,10 @@ func (n *Network) launch(now time.Time, f *frame) {
 	f.link = l
 	// Chance is asked the same number of times for each packet, so that one fate does not
 	// change those after it.
-	lose, dup := l.rng.Float64() < o.Loss, l.rng.Float64() < o.Dup
-	hold, corrupt := l.rng.Float64() < o.Reorder, l.rng.Float64() < o.Corrupt
-	bit, jitter, again := l.rng.Uint32(), l.rng.Float64(), l.rng.Float64()
+	r := n.chance(l, f)
+	lose, dup := r.Float64() < o.Loss, r.Float64() < o.Dup
+	hold, corrupt := r.Float64() < o.Reorder, r.Float64() < o.Corrupt
+	bit, jitter, again := r.Uint32(), r.Float64(), r.Float64()
 
 	if n.filtered(f) || n.cut[pair{f.src.Addr(), f.dst.Addr()}] {
 		n.stats.Dropped++
