@@ -101,8 +101,13 @@ func (c *cmid) CreateQP(domain verbs.PD, attr *verbs.QPInitAttr) (verbs.QP, erro
 	return q, nil
 }
 
-// randomPSN is a starting PSN.
-func (c *cmid) randomPSN() uint32 { return uint32(c.p.cfg.random64()) & psnMask }
+// firstPSN is a starting PSN.
+func (c *cmid) firstPSN() uint32 {
+	if f := c.p.cfg.FirstPSN; f != nil {
+		return f() & psnMask
+	}
+	return uint32(c.p.cfg.random64()) & psnMask
+}
 
 // rdmaFlowLabel is the flow label that rdma_cm makes of its two ports.
 func rdmaFlowLabel(src, dst uint16) uint32 { return (uint32(src)*31 + uint32(dst)) & 0xfffff }
@@ -171,7 +176,7 @@ func (c *cmid) begin(p *verbs.ConnParam) (*ibcm.ConnectParam, error) {
 		Path:      ibcm.Path{Local: c.local.Addr(), Remote: c.remote.Addr(), TrafficClass: c.tclass},
 		FlowLabel: rdmaFlowLabel(c.local.Port(), c.remote.Port()),
 		ServiceID: ibcm.ServiceID(uint16(c.space), c.remote.Port()), SourcePort: c.local.Port(),
-		QPN: c.q.Num(), StartingPSN: c.randomPSN(), PathMTU: c.mtu.Code(),
+		QPN: c.q.Num(), StartingPSN: c.firstPSN(), PathMTU: c.mtu.Code(),
 		ResponderResources: p.ResponderResources, InitiatorDepth: p.InitiatorDepth,
 		FlowControl: p.FlowControl, RetryCount: p.RetryCount, RNRRetryCount: p.RNRRetryCount,
 		PrivateData: p.PrivateData,
@@ -324,7 +329,7 @@ func (c *cmid) Accept(p *verbs.ConnParam) error {
 		return c.failure("accepting", err)
 	}
 	ap := &ibcm.AcceptParam{
-		QPN: c.q.Num(), StartingPSN: c.randomPSN(),
+		QPN: c.q.Num(), StartingPSN: c.firstPSN(),
 		ResponderResources: p.ResponderResources, InitiatorDepth: p.InitiatorDepth,
 		FlowControl: p.FlowControl, RNRRetryCount: p.RNRRetryCount, PrivateData: p.PrivateData,
 	}

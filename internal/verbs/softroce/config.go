@@ -19,6 +19,9 @@ type Config struct {
 	Clock Clock                                     // nil: package time
 	Rand  io.Reader                                 // of keys, numbers and addresses; nil: crypto/rand
 
+	// FirstPSN chooses the PSN of a queue pair's first request. nil: random.
+	FirstPSN func() uint32
+
 	// Share joins the processes that share the network. received takes what they
 	// hand over. nil: package share, or nobody if Open is set.
 	Share func(received func(p *netio.Packet)) (Sharer, error)
