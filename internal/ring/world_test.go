@@ -49,10 +49,21 @@ type world struct {
 
 func newWorld(t testing.TB, o simnet.Options) *world {
 	t.Helper()
-	w := &world{t: t, net: simnet.New(1, o), before: goleak.IgnoreCurrent()}
+	return newWorldSeed(t, 1, o, nil)
+}
+
+// newWorldSeed is newWorld with a choice of chance, and of the streams' first PSNs.
+func newWorldSeed(t testing.TB, seed uint64, o simnet.Options, firstPSN func() uint32) *world {
+	t.Helper()
+	seed = simnet.Seed(t, seed)
+	w := &world{t: t, net: simnet.New(seed, o), before: goleak.IgnoreCurrent()}
 	w.addr = [2]netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")}
-	w.a = softroce.New(&softroce.Config{Open: w.net.Host(w.addr[0]).Open})
-	w.b = softroce.New(&softroce.Config{Open: w.net.Host(w.addr[1]).Open})
+	provider := func(i int) *softroce.Provider {
+		return softroce.New(&softroce.Config{
+			Open: w.net.Host(w.addr[i]).Open, FirstPSN: firstPSN, Rand: simnet.Random(seed<<1 + uint64(i)),
+		})
+	}
+	w.a, w.b = provider(0), provider(1)
 	var err error
 	w.ln, err = w.b.Listen(t.Context(), &verbs.ListenAttr{
 		PortSpace: verbs.PSTCP, Local: netip.AddrPortFrom(w.addr[1], 0), Backlog: 128,
