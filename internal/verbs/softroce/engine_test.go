@@ -156,7 +156,7 @@ func connected(a, b *node, l link) (x, y *end) {
 
 // pair is two nodes on a network of their own.
 func pair(t testing.TB, seed uint64, o simnet.Options) (*simnet.Network, *node, *node) {
-	net := simnet.New(seed, o)
+	net := simnet.New(simnet.Seed(t, seed), o)
 	return net, newNode(t, nil, net.Host(addrA), addrA), newNode(t, nil, net.Host(addrB), addrB)
 }
 
