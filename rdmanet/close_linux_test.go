@@ -256,6 +256,8 @@ func TestDialCloseStress(t *testing.T) {
 		})
 	}
 	within(t, 10*time.Minute, "dialing and closing", wg.Wait)
+	// Those that were dialed and closed last may still wait for Accept.
+	assert.Eventually(t, func() bool { return l.Stats().Accepted == uint64(workers*rounds) }, 10*time.Second, time.Millisecond)
 	require.NoError(t, l.Close())
 	<-done
 	assert.EqualValues(t, workers*rounds, l.Stats().Accepted)

@@ -80,17 +80,15 @@ func (d *device) letGo() {
 }
 
 // send is the agent's way out. Each attempt takes other UDP source ports: one
-// may lead into the queue of a process of the peer's host that is stopped. From the second repetition
-// on, which seldom comes to that, several are tried at once: a repeated message does no harm.
+// may lead into the queue of a process of the peer's host that is stopped. A repetition, which
+// seldom comes to be, tries several at once: a repeated message does no harm.
 func (in *instance) send(p ibcm.Path, mad []byte, attempt int) error {
 	path := &netio.Path{Local: p.Local, Remote: p.Remote, TrafficClass: p.TrafficClass, HopLimit: p.HopLimit}
-	flow, copies := binary.BigEndian.Uint32(mad[ibcm.CommIDOffset:])+uint32(max(attempt, -attempt)), 1
-	if attempt > 1 {
-		flow, copies = flow+uint32(attempt-2)*(manyWays-1), manyWays
-	}
+	flow := binary.BigEndian.Uint32(mad[ibcm.CommIDOffset:])
+	first, copies := madWays(attempt)
 	var err error
 	for i := range copies {
-		path.SetFlow(flow + uint32(i))
+		path.SetFlow(flow + first + i)
 		if err = in.dev.sendMAD(path, mad); err != nil {
 			break
 		}
@@ -98,7 +96,19 @@ func (in *instance) send(p ibcm.Path, mad []byte, attempt int) error {
 	return err
 }
 
+// manyWays is on how many ways a repetition is sent.
 const manyWays = 4
+
+// madWays returns the ways of an attempt: the number of the first, and how many.
+func madWays(attempt int) (first, copies uint32) {
+	switch {
+	case attempt < 0:
+		return uint32(-attempt), 1
+	case attempt == 0:
+		return 0, 1
+	}
+	return uint32(attempt-1)*manyWays + 1, manyWays
+}
 
 const ecnMask = 3
 

@@ -24,8 +24,9 @@ type Config struct {
 	Slot  uint8 // the high 8 bits of the agent's communication IDs
 
 	// Send sends one datagram. attempt counts how often the message was sent
-	// before: another attempt is best made on another way. It is negative for an
-	// answer that was asked for again so often. mad does not change
+	// before: another attempt is best made on another way, or on several. It is negative
+	// where one datagram must do: for an answer that was asked for again, or one to a peer that has
+	// shown nothing but a request yet. mad does not change
 	// afterwards. It is called without lock and may call back.
 	Send func(p Path, mad []byte, attempt int) error
 
@@ -62,6 +63,14 @@ const (
 	defaultWait    = 4 * time.Second
 	rejectedWait   = 7 * time.Second // longer than the interval of REQs
 	defaultHalf    = 4096
+
+	// A REQ may be forged, and each answer to it hits whom it names. So one that stays unanswered
+	// is repeated so often by itself, and beyond the first time on one way only, while each REQ that comes again
+	// draws one more. With the REJ or DREQ at the end that is less than the 16 REPs of rdma_cm.
+	maxREPs = 7
+	// loneDREQs is the same for the end of a connection of whose peer nothing but a REQ was seen.
+	loneDREQs = 1
+	loneWait  = time.Second
 
 	// With more than this part of MaxHalfOpen half-open, peers get less time to answer a REP.
 	crowdPart     = 32

@@ -88,6 +88,7 @@ type Conn struct {
 	gen      uint64 // of the timer in force
 	mad      *[MADSize]byte
 	attempt  int
+	limit    int           // of attempts after the first; 0: none
 	interval time.Duration // until the next attempt
 	maxWait  time.Duration // limit of interval
 	patience time.Duration // without a sign of the peer
@@ -166,6 +167,7 @@ func (c *Conn) Accept(p *AcceptParam) error {
 		// Whoever asks without end and takes no answer must not keep others out.
 		c.patience = min(c.patience, crowdPatience)
 	}
+	c.limit = maxREPs
 	c.startRetries(Encode(NewHeader(c.tid, r), r), interval, c.patience)
 	w.send(c.path, c.mad, 0, c)
 	a.finish(&w)
@@ -260,7 +262,7 @@ func (c *Conn) Abort() {
 }
 
 // abortAttempt makes a message that is sent once go like one that was repeated, several ways.
-const abortAttempt = 2
+const abortAttempt = 1
 
 // PeerDied ends the connection without a word to the peer, which is known to
 // be gone.
@@ -294,9 +296,14 @@ func (c *Conn) disconnect(w *work) {
 func (c *Conn) sendDREQ(w *work) {
 	c.leaveHalfOpen()
 	c.leaveQPs() // a peer that uses its queue pair again knows that this connection is over
+	patience := c.a.cfg.DisconnectTimeout
+	c.limit = 0
+	if c.state == repSent {
+		c.limit, patience = loneDREQs, min(patience, loneWait)
+	}
 	c.state = dreqSent
 	m := &DREQ{LocalCommID: c.id, RemoteCommID: c.remoteID, RemoteQPN: c.remoteQPN}
-	c.startRetries(Encode(NewHeader(c.a.cfg.Rand(), m), m), Duration(responseTimeout), c.a.cfg.DisconnectTimeout)
+	c.startRetries(Encode(NewHeader(c.a.cfg.Rand(), m), m), Duration(responseTimeout), patience)
 	w.send(c.path, c.mad, 0, c)
 }
 
@@ -512,8 +519,15 @@ func (c *Conn) retry(w *work) {
 		return
 	}
 	c.attempt++
-	w.send(c.path, c.mad, c.attempt, c)
+	way := c.attempt
+	if c.limit != 0 && way > 1 {
+		way = -way
+	}
+	w.send(c.path, c.mad, way, c)
 	c.interval = min(2*c.interval, c.maxWait)
+	if c.attempt == c.limit {
+		c.interval = c.deadline.Sub(c.a.cfg.Clock.Now())
+	}
 	c.retryIn(c.interval)
 }
 
