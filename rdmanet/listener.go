@@ -26,6 +26,7 @@ type Listener struct {
 	slots chan struct{} // one held by each connection that is being set up or waits
 	queue chan *Conn    // set up; has room for every slot
 	short chan error    // EMFILE or the like: for the next Accept
+	begun chan struct{} // a set-up can be given up
 
 	deadline deadline
 	ctx      context.Context // ends with Close
@@ -34,7 +35,7 @@ type Listener struct {
 
 	mu     sync.Mutex // guards what follows and sending on queue
 	closed bool
-	setUps map[*Conn]func() // connections being set up, and how to give each up
+	setUps setUps
 	dead   error            // why no part takes requests any more
 	living int              // parts that do
 	ended  chan struct{}
@@ -47,12 +48,11 @@ type ListenerStats struct {
 	Accepted uint64 // returned by Accept
 	Rejected uint64 // refused by Admit
 	Dropped  uint64 // beyond the backlog
-	Failed   uint64 // the peer died, or spoke something else, or something ran out
+	Failed   uint64 // the peer died, spoke something else or did not answer, or something ran out
 	Waiting  uint64 // for Accept, now
 }
 
 func newListener(network string, lc ListenConfig, parts *cm.Listener, slots int) *Listener {
-	slots += len(parts.Parts) - 1 // each part holds one while it waits for a request
 	l := &Listener{
 		network: network,
 		addr:    AddrFromAddrPort(parts.Addr()),
@@ -63,10 +63,11 @@ func newListener(network string, lc ListenConfig, parts *cm.Listener, slots int)
 		queue:   make(chan *Conn, slots),
 		short:   make(chan error, 1),
 		living:  len(parts.Parts),
-		setUps:  make(map[*Conn]func()),
+		begun:   make(chan struct{}, 1),
 		ended:   make(chan struct{}),
 	}
 	l.deadline.init()
+	l.setUps.init()
 	l.ctx, l.cancel = context.WithCancel(context.Background())
 	for _, p := range parts.Parts {
 		l.pulling.Go(func() { l.pull(p) })
@@ -81,19 +82,17 @@ func (l *Listener) logger() *slog.Logger {
 	return slog.Default()
 }
 
-// pull takes requests of one provider while there are slots for them. With none
+// pull takes requests of one provider and sets them up as slots get free. With none
 // left they wait in the provider's backlog, and beyond that are dropped.
 func (l *Listener) pull(p cm.Part) {
 	for {
-		select {
-		case l.slots <- struct{}{}:
-		case <-l.ctx.Done():
-			return
-		}
 		id, err := p.GetRequest(l.ctx)
 		if err != nil {
-			<-l.slots
 			l.lost(p, err)
+			return
+		}
+		if !l.takeSlot() {
+			_ = id.Close() // which rejects
 			return
 		}
 		if l.lc.Admit == nil {
@@ -102,6 +101,49 @@ func (l *Listener) pull(p cm.Part) {
 			go l.admit(id) // the function is not ours, and may take its time
 		}
 	}
+}
+
+// takeSlot waits for a slot, until the listener is closed. If there is none, set-ups whose peers do not answer
+// make room: whoever sends requests with forged sources must not keep others out.
+func (l *Listener) takeSlot() bool {
+	for {
+		select {
+		case l.slots <- struct{}{}:
+			return true
+		default:
+		}
+		wait, some := l.makeRoom()
+		if some && wait <= 0 {
+			continue
+		}
+		var later <-chan time.Time
+		if some {
+			later = time.After(wait)
+		}
+		select {
+		case l.slots <- struct{}{}:
+			return true
+		case <-l.ctx.Done():
+			return false
+		case <-later:
+		case <-l.begun:
+		}
+	}
+}
+
+// makeRoom gives up the oldest set-up, if its peer has had time to answer. It returns how long that
+// is still to come, and whether there is a set-up.
+func (l *Listener) makeRoom() (wait time.Duration, some bool) {
+	l.mu.Lock()
+	u, wait := l.setUps.oldest()
+	if u == nil || wait > 0 {
+		l.mu.Unlock()
+		return wait, u != nil
+	}
+	u.crowded = true
+	l.mu.Unlock()
+	u.cancel() // nothing happens if it came to stand just now
+	return 0, true
 }
 
 // lost is told that a provider takes no more requests.
@@ -138,18 +180,22 @@ func (l *Listener) admit(id verbs.CMID) {
 func (l *Listener) setUp(id verbs.CMID) {
 	c := newConn(l.network, id, l.ring.KeepAlive)
 	l.mu.Lock()
-	l.setUps[c] = nil
+	l.setUps.add(c)
 	l.mu.Unlock()
 	cancel := ring.Server(id, l.ring, func(r *ring.Conn, err error) { l.done(c, r, err) })
 	l.mu.Lock()
-	_, pending := l.setUps[c]
-	if pending {
-		l.setUps[c] = cancel
-	}
+	pending := l.setUps.cancelable(c, cancel)
 	closed := l.closed
 	l.mu.Unlock()
-	if pending && closed {
+	if !pending {
+		return
+	}
+	if closed {
 		cancel()
+	}
+	select {
+	case l.begun <- struct{}{}:
+	default:
 	}
 }
 
@@ -157,10 +203,10 @@ func (l *Listener) setUp(id verbs.CMID) {
 func (l *Listener) done(c *Conn, r *ring.Conn, err error) {
 	if err != nil {
 		l.mu.Lock()
-		delete(l.setUps, c)
+		crowded := l.setUps.remove(c)
 		l.mu.Unlock()
 		<-l.slots
-		if errors.Is(err, net.ErrClosed) {
+		if errors.Is(err, net.ErrClosed) && !crowded {
 			return // this listener's Close
 		}
 		l.failed.Add(1)
@@ -184,7 +230,7 @@ func (l *Listener) done(c *Conn, r *ring.Conn, err error) {
 func (l *Listener) deliver(c *Conn) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	delete(l.setUps, c)
+	l.setUps.remove(c)
 	if l.closed {
 		return false
 	}
@@ -263,12 +309,7 @@ func (l *Listener) Close() error {
 		return opError("close", l.network, nil, l.addr, PhaseConnect, net.ErrClosed)
 	}
 	l.closed = true
-	var cancels []func()
-	for _, cancel := range l.setUps {
-		if cancel != nil {
-			cancels = append(cancels, cancel)
-		}
-	}
+	cancels := l.setUps.cancels()
 	l.mu.Unlock()
 
 	l.cancel()

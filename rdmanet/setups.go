@@ -1,0 +1,67 @@
+package rdmanet
+
+import (
+	"container/list"
+	"time"
+)
+
+// answerTime is how long a peer has to answer before a set-up may be given up in
+// favour of another one.
+const answerTime = 500 * time.Millisecond
+
+// setUp is a connection that is being set up.
+type setUp struct {
+	begun   time.Time
+	cancel  func() // nil until it can be
+	crowded bool   // given up to make room
+}
+
+// setUps is the connections of a listener that are being set up, by age.
+type setUps struct {
+	byAge list.List // of *setUp
+	of    map[*Conn]*list.Element
+}
+
+func (s *setUps) init() { s.of = make(map[*Conn]*list.Element) }
+
+func (s *setUps) add(c *Conn) { s.of[c] = s.byAge.PushBack(&setUp{begun: time.Now()}) }
+
+// cancelable says how to give c up, and returns false if it is done.
+func (s *setUps) cancelable(c *Conn, cancel func()) bool {
+	e := s.of[c]
+	if e == nil {
+		return false
+	}
+	e.Value.(*setUp).cancel = cancel
+	return true
+}
+
+// remove forgets c, and tells whether it was given up to make room.
+func (s *setUps) remove(c *Conn) (crowded bool) {
+	e := s.of[c]
+	if e == nil {
+		return false
+	}
+	delete(s.of, c)
+	return s.byAge.Remove(e).(*setUp).crowded
+}
+
+// oldest returns the oldest one that can be given up, and in how long it may be.
+func (s *setUps) oldest() (u *setUp, wait time.Duration) {
+	for e := s.byAge.Front(); e != nil; e = e.Next() {
+		if u := e.Value.(*setUp); u.cancel != nil && !u.crowded {
+			return u, answerTime - time.Since(u.begun)
+		}
+	}
+	return nil, 0
+}
+
+// cancels returns how to give up each.
+func (s *setUps) cancels() (fs []func()) {
+	for e := s.byAge.Front(); e != nil; e = e.Next() {
+		if u := e.Value.(*setUp); u.cancel != nil {
+			fs = append(fs, u.cancel)
+		}
+	}
+	return fs
+}
