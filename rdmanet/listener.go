@@ -36,8 +36,8 @@ type Listener struct {
 	mu     sync.Mutex // guards what follows and sending on queue
 	closed bool
 	setUps setUps
-	dead   error            // why no part takes requests any more
-	living int              // parts that do
+	dead   error // why no part takes requests any more
+	living int   // parts that do
 	ended  chan struct{}
 
 	accepted, rejected, failed atomic.Uint64
