@@ -6,12 +6,17 @@ FUZZTIME = 5s
 TESTTIME = 5m
 DEMO     =
 BENCH    =
+VMTIME   = 20m
+RUN      =
+CMD      = -v -rxe -- ibv_devinfo
 
-.PHONY: help demo test lint bench fuzz format vet rules race nocgo 386 cross
+.PHONY: help demo test test-vm vm lint bench fuzz format vet rules race nocgo 386 cross
 
 help:
 	@echo 'make demo    HTTP over RDMA between two processes; DEMO="-size 64" passes flags'
-	@echo 'make test    all checks and tests: format vet rules cross race nocgo 386 fuzz, each a target too'
+	@echo 'make test    all checks and tests: format vet rules cross race nocgo 386 fuzz test-vm, each a target too'
+	@echo 'make test-vm tests in a Linux guest with Soft-RoCE, see test/vm/README.md; RUN=TestName picks by regexp'
+	@echo 'make vm      runs a program in such a guest; CMD="-rxe -- ibv_devinfo"'
 	@echo 'make lint    golangci-lint as .golangci.yml says; the first run builds it'
 	@echo 'make bench   rdmanet beside TCP in one run; a table into bench/results; BENCH="-rounds 5" passes flags'
 	@echo 'make fuzz    each fuzz target for FUZZTIME ($(FUZZTIME)); FUZZ=FuzzName picks by regexp'
@@ -19,13 +24,22 @@ help:
 demo:
 	$(GO) run ./examples/http-over-rdma $(DEMO)
 
-test: format vet rules cross race nocgo 386 fuzz
+test: format vet rules cross race nocgo 386 fuzz test-vm
 	@echo '== make test: all passed'
+
+# Package by package: two guests at a time would be slower together than one after the other.
+test-vm:
+	@echo '== tests in a guest with Soft-RoCE'
+	cd test && $(GO) test -p 1 -timeout $(VMTIME) -run '$(RUN)' ./...
+
+vm:
+	cd test && $(GO) run ./vm/cmd/vm $(CMD)
 
 lint:
 	@echo '== lint: golangci-lint'
 	$(GO) tool -modfile=tools/go.mod golangci-lint run --allow-parallel-runners ./...
 	cd bench && $(GO) tool -modfile=../tools/go.mod golangci-lint run --allow-parallel-runners ./...
+	cd test && $(GO) tool -modfile=../tools/go.mod golangci-lint run --allow-parallel-runners ./...
 
 bench:
 	cd bench && $(GO) run . $(BENCH)
@@ -42,6 +56,7 @@ vet:
 	@echo '== vet'
 	$(GO) vet ./...
 	cd bench && $(GO) vet ./...
+	cd test && $(GO) vet ./...
 
 rules:
 	@GO='$(GO)' sh tools/rules.sh

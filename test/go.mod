@@ -1,0 +1,14 @@
+module github.com/go-rdma/rdma/test
+
+go 1.26.0
+
+require (
+	github.com/go-rdma/rdma v0.0.0
+	github.com/hashicorp/yamux v0.1.2
+	github.com/stretchr/testify v1.12.1
+	golang.org/x/sys v0.50.0
+)
+
+require go.yaml.in/yaml/v3 v3.0.5 // indirect
+
+replace github.com/go-rdma/rdma => ../

@@ -1,0 +1,72 @@
+package vm
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+)
+
+// Peer is a network namespace of a guest, joined to the initial one by a veth. Soft-RoCE lives in the initial one only, so
+// its packets are seen on the veth, and in the other one UDP port 4791 is free for a provider in user space.
+type Peer struct {
+	Netns     string // of the far end
+	Near, Far Addrs  // the end in the initial namespace, which has the RDMA device, and the other
+}
+
+// Addrs is an interface and its addresses.
+type Addrs struct {
+	Interface string
+	RDMA      string // the RDMA device on it, if there is one
+	V4, V6    netip.Addr
+}
+
+// AddPeer makes a namespace with the given name, of at most 13 letters, and the RDMA device rxe<N> at the near end. MTU 1500 makes path
+// MTU 1024, 4200 makes 4096. The first peer of a guest has 10.9.0.1 and fd09::1 near, 10.9.0.2 and fd09::2 far;
+// the next one 10.9.1.1 and so on.
+func (g *Guest) AddPeer(ctx context.Context, name string, mtu int) (*Peer, error) {
+	n := int(g.peers.Add(1) - 1)
+	if n > 255 {
+		return nil, fmt.Errorf("vm: too many peers")
+	}
+	v6 := func(host byte) netip.Addr {
+		a := netip.MustParseAddr("fd09::").As16()
+		a[7], a[15] = byte(n), host
+		return netip.AddrFrom16(a)
+	}
+	p := &Peer{
+		Netns: name,
+		Near:  Addrs{"v" + name, fmt.Sprintf("rxe%d", n), netip.AddrFrom4([4]byte{10, 9, byte(n), 1}), v6(1)},
+		Far:   Addrs{"w" + name, "", netip.AddrFrom4([4]byte{10, 9, byte(n), 2}), v6(2)},
+	}
+	_, err := g.Script(ctx, fmt.Sprintf(`
+ip netns add %[1]s
+ip link add %[2]s mtu %[3]d type veth peer name %[4]s mtu %[3]d netns %[1]s
+ip addr add %[5]s/24 dev %[2]s
+ip addr add %[6]s/64 dev %[2]s nodad
+ip link set %[2]s up
+ip -n %[1]s link set lo up
+ip -n %[1]s addr add %[7]s/24 dev %[4]s
+ip -n %[1]s addr add %[8]s/64 dev %[4]s nodad
+ip -n %[1]s link set %[4]s up
+`, name, p.Near.Interface, mtu, p.Far.Interface, p.Near.V4, p.Near.V6, p.Far.V4, p.Far.V6))
+	if err != nil {
+		return nil, err
+	}
+	return p, g.AddRXE(ctx, p.Near.RDMA, p.Near.Interface)
+}
+
+// AddRXE makes a Soft-RoCE device on an interface that is up, and waits until its port is active.
+func (g *Guest) AddRXE(ctx context.Context, device, iface string) error {
+	_, err := g.Script(ctx, fmt.Sprintf(`
+rdma link add %[1]s type rxe netdev %[2]s
+for i in $(seq 200); do
+	case $(cat /sys/class/infiniband/%[1]s/ports/1/state) in *ACTIVE*) exit 0;; esac
+	sleep 0.05
+done
+echo 'the port of %[1]s stays down' >&2
+rdma link >&2
+ip addr >&2
+exit 1
+`, device, iface))
+	return err
+}
