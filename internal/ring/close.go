@@ -30,6 +30,7 @@ type closing struct {
 	detached bool // Close has returned; what follows is the timer's and the handler's
 	holding  bool // DISCONNECT was acknowledged
 	aborted  bool
+	posted   bool          // the write that aborts
 	changed  chan struct{} // capacity 1; told when flushed
 	timer    *time.Timer
 	ended    bool // teardown is under way
@@ -205,7 +206,9 @@ func (c *Conn) abort() {
 		Op: verbs.OpWrite, Flags: verbs.Signaled, Addr: b.Addr() + ctlPayload, LKey: b.LKey(), Length: 1,
 		RemoteAddr: t.peerSGL.addr ^ 1<<63, RKey: t.peerSGL.key,
 	}, sent{kind: sentAbort})
-	if err := t.q.Flush(); err != nil {
+	err := t.q.Flush()
+	t.closing.posted = err == nil
+	if err != nil {
 		c.failLocked(err)
 	}
 }

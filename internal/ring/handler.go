@@ -1,6 +1,7 @@
 package ring
 
 import (
+	"errors"
 	"fmt"
 	"sync/atomic"
 	"syscall"
@@ -35,7 +36,7 @@ func (h *handler) HandleCompletions(wcs []verbs.WC) {
 	if in.alive {
 		c.keep.touch()
 	}
-	if in.sends || in.updates || in.shut || in.gone || in.due || in.err != nil {
+	if in.sends || in.updates || in.shut > 0 || in.gone > 0 || in.due || in.flushed || in.err != nil {
 		c.takeSends(wcs, &in)
 	}
 	if in.wake {
@@ -54,9 +55,10 @@ type arrivals struct {
 	due      bool // space or credits may be given back
 	sends    bool // there are completions of sends, and
 	updates  bool // flow control
-	shut     bool // SHUTDOWN
-	gone     bool // DISCONNECT
-	protocol bool // err is the peer's fault
+	shut     int  // SHUTDOWN: the how manieth of the batch, from 1; 0: none
+	gone     int  // DISCONNECT
+	flushed  bool // there are completions of requests that were flushed
+	breach   bool // the peer broke the rules: what comes behind it counts for nothing
 	err      error
 }
 
@@ -68,7 +70,6 @@ func (in *arrivals) fail(err error) {
 }
 
 func (in *arrivals) take(c *Conn, wcs []verbs.WC) {
-	flushed := false
 	now := c.keep.now()
 	c.rx.mu.Lock()
 	defer c.rx.mu.Unlock()
@@ -77,32 +78,34 @@ func (in *arrivals) take(c *Conn, wcs []verbs.WC) {
 		in.alive = in.alive || wc.Status == verbs.Success
 		switch {
 		case wc.Status == verbs.WRFlushErr:
-			flushed = true
-		case wc.Status != verbs.Success && wc.ID&rc.RecvBit != 0 && in.err == nil:
+			in.flushed = true
+		case in.breach && wc.ID&rc.RecvBit != 0:
+		case wc.Status != verbs.Success && wc.ID&rc.RecvBit != 0:
 			// Receives have no buffers: only a SEND's bytes can be too many for one.
-			in.err, in.protocol = fmt.Errorf("%w: a SEND (%w)", ErrProtocol, wc.Status), true
+			in.broke(fmt.Errorf("%w: a SEND (%w)", ErrProtocol, wc.Status))
 		case wc.Status != verbs.Success:
 			in.fail(statusError(wc.Status))
 		case wc.ID&rc.RecvBit == 0:
 			in.sends = true
 		case c.rx.err == nil:
 			in.receives++
-			if err := in.arrived(c, wc, now); err != nil && in.err == nil {
-				in.err, in.protocol = err, true
-			}
+			in.broke(in.arrived(c, wc, i, now))
 		}
 	}
-	if in.err == nil && flushed {
-		// The queue pair went to the error state and no request of ours was the
-		// reason: the peer broke the connection.
-		in.err = syscall.ECONNRESET
-	}
-	in.wake = in.wake || in.shut || in.gone
-	in.due = in.err == nil && c.rx.err == nil && c.rx.due()
+	in.wake = in.wake || in.shut > 0 || in.gone > 0
+	in.due = in.err == nil && !in.flushed && c.rx.err == nil && c.rx.due()
 }
 
-// arrived takes one message of the peer.
-func (in *arrivals) arrived(c *Conn, wc *verbs.WC, now int64) error {
+// broke takes a breach of the rules by the peer, if err is one.
+func (in *arrivals) broke(err error) {
+	if err != nil {
+		in.fail(err)
+		in.breach = true
+	}
+}
+
+// arrived takes one message of the peer, completion i of the batch.
+func (in *arrivals) arrived(c *Conn, wc *verbs.WC, i int, now int64) error {
 	if wc.Op != verbs.WCRecvWithImm {
 		return fmt.Errorf("%w: a SEND", ErrProtocol)
 	}
@@ -116,9 +119,9 @@ func (in *arrivals) arrived(c *Conn, wc *verbs.WC, now int64) error {
 	case immCtrl:
 		switch v {
 		case ctrlDisconnect:
-			in.gone = true
+			in.gone = i + 1
 		case ctrlShutdown:
-			in.shut = true
+			in.shut = i + 1
 		}
 	default:
 		before := c.rx.avail
@@ -129,32 +132,50 @@ func (in *arrivals) arrived(c *Conn, wc *verbs.WC, now int64) error {
 	return nil
 }
 
+// endsBefore forgets the ends that came behind completion i.
+func (in *arrivals) endsBefore(i int) {
+	if in.shut > i {
+		in.shut = 0
+	}
+	if in.gone > i {
+		in.gone = 0
+	}
+}
+
 // takeSends takes what concerns the sending half.
 func (c *Conn) takeSends(wcs []verbs.WC, in *arrivals) {
 	t := &c.tx
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if in.sends || in.updates {
+		updates := t.err == nil
 		for i := range wcs {
 			wc := &wcs[i]
 			switch {
 			case wc.Status != verbs.Success:
 			case wc.ID&rc.RecvBit == 0:
 				c.completed(wc.ID)
-			case t.err == nil && wc.Op == verbs.WCRecvWithImm && wc.Imm>>immShift == immSGL:
-				if err := c.updated(wc); err != nil && in.err == nil {
-					in.err, in.protocol = err, true
+			case updates && wc.Op == verbs.WCRecvWithImm && wc.Imm>>immShift == immSGL:
+				if err := c.updated(wc); err != nil {
+					in.broke(err)
+					in.endsBefore(i)
+					updates = false
 				}
 			}
 		}
 	}
-	t.peerShut = t.peerShut || in.shut
-	t.peerGone = t.peerGone || in.gone && t.err == nil
-	if in.shut || in.gone {
+	if in.flushed {
+		// The queue pair went to the error state. If no request of ours and no
+		// message was the reason, the peer broke the connection.
+		in.fail(syscall.ECONNRESET)
+	}
+	t.peerShut = t.peerShut || in.shut > 0
+	t.peerGone = t.peerGone || in.gone > 0 && t.err == nil
+	if in.shut > 0 || in.gone > 0 {
 		c.endOfFile() // not seen before what the other half must know
 	}
 	if in.err != nil {
-		if in.protocol {
+		if t.err == nil && errors.Is(in.err, ErrProtocol) {
 			protocolErrors.Add(1)
 			c.abort()
 		}
@@ -246,7 +267,7 @@ func (c *Conn) failLocked(err error) {
 	c.rx.mu.Unlock()
 	if t.err == nil {
 		t.err = err
-		if !t.closing.aborted {
+		if !t.closing.posted {
 			_ = c.rc.ToError() // it may be there already
 		}
 	}
