@@ -290,7 +290,7 @@ func TestMRAOfREP(t *testing.T) {
 }
 
 // TestREPUnanswered: the passive side gives up after the time its peer's REQ
-// asks for, and says so.
+// asks for, and says so. The peer then gives up, too: it would ask again, and wait as long again.
 func TestREPUnanswered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newWire()
@@ -312,7 +312,8 @@ func TestREPUnanswered(t *testing.T) {
 		require.Equal(t, syscall.ETIMEDOUT, eb.events[0].Err)
 		require.Equal(t, "REJ", AttrREJ.String())
 		require.Equal(t, 1, n.count(AttrREJ))
-		_ = ea
+		require.Equal(t, []EventType{EventUnreachable, EventDone}, ea.types())
+		require.Equal(t, syscall.ETIMEDOUT, ea.event(EventUnreachable).Err)
 	})
 }
 

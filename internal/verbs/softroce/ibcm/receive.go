@@ -210,10 +210,11 @@ func (a *Agent) rejectedConn(p *Path, m *REJ) *Conn {
 			return c
 		}
 	}
+	c := a.find(p, m.RemoteCommID)
+	if c != nil && (c.state == reqSent || c.state == mraReqRcvd) && (m.MessageRejected == AboutREQ || m.Reason == ReasonTimeout) {
+		return c
+	}
 	if m.MessageRejected == AboutREQ {
-		if c := a.find(p, m.RemoteCommID); c != nil && (c.state == reqSent || c.state == mraReqRcvd) {
-			return c
-		}
 		return nil
 	}
 	return a.findBoth(p, m.RemoteCommID, m.LocalCommID)
@@ -227,6 +228,11 @@ func (a *Agent) onREJ(p *Path, m *REJ, w *work) {
 	}
 	switch c.state {
 	case reqSent, mraReqRcvd, reqNew, reqRcvd, repSent, mraRepRcvd:
+		if c.active && m.MessageRejected != AboutREQ {
+			// The peer waited for the RTU to a REP that never came here.
+			c.emit(Event{Type: EventUnreachable, Err: syscall.ETIMEDOUT}, w)
+			break
+		}
 		c.emit(Event{Type: EventRejected, REJ: m}, w)
 	case repRcvd, established:
 		// The passive side changed its mind after its REP.
