@@ -15,6 +15,12 @@ const (
 	maxRTO   = int64(2 * time.Second)
 	maxShift = 10
 
+	// Where some processes of the peer's host are stopped, many ways may have to be tried, and as many for the
+	// answers: so there is a time between attempts that does not double, and beyond it a part of the time that has
+	// passed in vain.
+	searchRTO  = int64(100 * time.Millisecond)
+	searchPart = 8
+
 	// minRTT is taken for a round trip where losses closer together count as one.
 	minRTT = int64(100 * time.Microsecond)
 )
@@ -33,13 +39,22 @@ func (r *rc) measured(rtt int64) {
 	r.srtt += (rtt - r.srtt) / 8
 }
 
+// baseRTO is the retransmission timeout of RFC 6298.
+func (r *rc) baseRTO() int64 {
+	if r.srtt == 0 {
+		return firstRTO
+	}
+	return max(minRTO, r.srtt+4*r.rttvar)
+}
+
+// searchRTO bounds the timeout when there was no progress for as long as vain.
+func (r *rc) searchRTO(vain int64) int64 {
+	return max(searchRTO, vain/searchPart, r.baseRTO())
+}
+
 // rto returns the retransmission timeout, which doubles with each in a row.
 func (r *rc) rto() int64 {
-	t := firstRTO
-	if r.srtt != 0 {
-		t = max(minRTO, r.srtt+4*r.rttvar)
-	}
-	t = min(t<<min(r.timeouts, maxShift), maxRTO)
+	t := min(r.baseRTO()<<min(r.timeouts, maxShift), maxRTO)
 	if r.ackTimeout != 0 {
 		t = min(t, r.ackTimeout)
 	}
@@ -103,7 +118,7 @@ func (r *rc) timeout(w *work) {
 		}
 		r.goBack(w)
 		r.ramp, r.rampNext = probePackets, 0
-		r.rtoAt = now + r.rto()
+		r.rtoAt = now + min(r.rto(), r.searchRTO(now-r.progress))
 	}
 	r.transmit(w)
 }
