@@ -22,6 +22,12 @@
 // manager in the port space of TCP (RDMA_PS_TCP): a peer in C may use librdmacm's rsockets. Port numbers
 // are RDMA's own, so a TCP server can have the same one on the same host.
 //
+// # Environment
+//
+// RDMANET_DEVICE stands in for an empty Device field. RDMANET_PCAP names a file to which
+// softroce writes the packets of the process, for Wireshark; %p in it is the process's number.
+// The project's docs/troubleshooting.md has more on it.
+//
 // # Errors
 //
 // Errors are a [*net.OpError] around an [*Error], which says in which [Phase]

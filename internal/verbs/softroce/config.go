@@ -9,6 +9,7 @@ import (
 	"github.com/go-rdma/rdma/internal/verbs/softroce/ibcm"
 	"github.com/go-rdma/rdma/internal/verbs/softroce/netio"
 	"github.com/go-rdma/rdma/internal/verbs/softroce/share"
+	"github.com/go-rdma/rdma/internal/verbs/softroce/trace"
 )
 
 // Config are the parameters of a softroce instance. The zero value is the real
@@ -25,6 +26,9 @@ type Config struct {
 	// Share joins the processes that share the network. received takes what they
 	// hand over. nil: package share, or nobody if Open is set.
 	Share func(received func(p *netio.Packet)) (Sharer, error)
+
+	// Trace records the packets. nil: what the environment asks for, or nobody if Open is set.
+	Trace *trace.Recorder
 
 	cm func(*ibcm.Config) // changes the communication manager's times
 }
@@ -65,11 +69,23 @@ func (c *Config) open(h netio.Handler) (netio.Conn, error) {
 		return c.Open(h)
 	}
 	// Many source ports are many ways past a process of the peer's host that is stopped.
-	conn, err := netio.Listen(netio.Config{Handler: h, SourcePorts: 16})
+	cfg := netio.Config{Handler: h, SourcePorts: 16}
+	if t := c.trace(); t != nil {
+		cfg.Trace = t
+	}
+	conn, err := netio.Listen(cfg)
 	if err != nil {
 		return nil, err
 	}
 	return conn, nil
+}
+
+// trace returns who records the packets, or nil.
+func (c *Config) trace() *trace.Recorder {
+	if c.Trace == nil && c.Open == nil {
+		return trace.FromEnv()
+	}
+	return c.Trace
 }
 
 func (c *Config) share(received func(p *netio.Packet)) (Sharer, error) {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/go-rdma/rdma/internal/verbs"
 	"github.com/go-rdma/rdma/internal/verbs/softroce/netio"
+	"github.com/go-rdma/rdma/internal/verbs/softroce/trace"
 	"github.com/go-rdma/rdma/internal/verbs/softroce/wire"
 )
 
@@ -24,6 +25,7 @@ type device struct {
 	clock Clock
 	epoch time.Time
 	conn  netio.Conn
+	trace *trace.Recorder // nil: off
 
 	// onMAD takes datagrams for QPN 1 whose Q_Key is right, onForeign packets for
 	// queue pairs of another slot, onClosed the end. All are set before start,
@@ -48,7 +50,7 @@ type device struct {
 // newDevice opens the network for a device, which is held once. Packets are
 // dropped until start.
 func newDevice(cfg *Config, slot uint8) (*device, error) {
-	d := &device{cfg: cfg, slot: slot, clock: cfg.clock()}
+	d := &device{cfg: cfg, slot: slot, clock: cfg.clock(), trace: cfg.trace()}
 	d.epoch = d.clock.Now()
 	d.notifier.wake = make(chan struct{}, 1)
 	d.refs.Store(1)
@@ -97,6 +99,9 @@ func (d *device) release() {
 func (d *device) shutdown() {
 	_ = d.conn.Close() // nothing depends on it any more
 	d.notifier.close()
+	if d.trace != nil {
+		d.trace.Flush()
+	}
 	if d.onClosed != nil {
 		d.onClosed()
 	}
@@ -193,9 +198,11 @@ func (d *device) handleRun(w *work, qpn uint32, ps []netio.Packet) {
 			d.handleMAD(w, &ps[i])
 		}
 	case qpn == wire.QPNMulticast || qpn == 0:
+		d.received(ps)
 		d.stats.unknownQP.Add(uint64(len(ps)))
 	case uint8(qpn>>16) != d.slot:
 		if d.onForeign == nil {
+			d.received(ps)
 			d.stats.unknownQP.Add(uint64(len(ps)))
 			return
 		}
@@ -203,11 +210,29 @@ func (d *device) handleRun(w *work, qpn uint32, ps []netio.Packet) {
 			d.onForeign(&ps[i], qpn)
 		}
 	default:
+		d.received(ps)
 		if q := d.qps.find(qpn); q != nil {
 			q.receive(w, ps)
 		} else {
 			d.stats.unknownQP.Add(uint64(len(ps)))
 		}
+	}
+}
+
+// received records packets that are for this process, or for nobody.
+func (d *device) received(ps []netio.Packet) {
+	if d.trace == nil {
+		return
+	}
+	for i := range ps {
+		d.trace.Received(&ps[i], "")
+	}
+}
+
+// dropped records a packet that nobody takes.
+func (d *device) dropped(p *netio.Packet, why string) {
+	if d.trace != nil {
+		d.trace.Received(p, "dropped: "+why)
 	}
 }
 
@@ -227,7 +252,9 @@ func (d *device) handleMAD(w *work, p *netio.Packet) {
 		d.stats.unknownQP.Add(1)
 	default:
 		d.onMAD(p, h.Payload)
+		return
 	}
+	d.dropped(p, "no datagram for the general services interface")
 }
 
 // goodPKey tells whether a packet's partition key matches the default one, which

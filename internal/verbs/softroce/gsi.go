@@ -121,8 +121,12 @@ func (in *instance) onMAD(p *netio.Packet, mad []byte) {
 		case errors.Is(err, share.ErrUnclaimed), errors.Is(err, share.ErrOwn):
 			// The agent answers what can be answered for one who is not there.
 		default:
+			in.dev.dropped(p, "another process's, which takes no more")
 			return // as good as lost: it will be sent again
 		}
+	}
+	if in.dev.trace != nil {
+		in.dev.trace.Received(p, "")
 	}
 	in.agent.HandleMAD(ibcm.Path{
 		Local: p.Local, Remote: p.Remote.Addr(), TrafficClass: p.TrafficClass &^ ecnMask,
@@ -151,6 +155,7 @@ func (in *instance) onForeign(p *netio.Packet, destQPN uint32) {
 	slot := uint8(destQPN >> 16)
 	if slot == 0 || in.share.HandOver(share.Target{Slot: slot}, p) != nil {
 		in.dev.stats.unknownQP.Add(1)
+		in.dev.dropped(p, "another process's, which is gone or takes no more")
 	}
 }
 

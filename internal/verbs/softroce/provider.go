@@ -215,6 +215,7 @@ func (p *Provider) Listen(ctx context.Context, attr *verbs.ListenAttr) (verbs.Li
 // Drain waits until the peers of all closed connections have been told, or
 // will not answer any more, or ctx ends. A program that is about to exit calls it.
 func (p *Provider) Drain(ctx context.Context) error {
+	defer p.flushTrace()
 	for {
 		p.idle.Lock()
 		n, ch := p.background, p.drained
@@ -231,6 +232,16 @@ func (p *Provider) Drain(ctx context.Context) error {
 		case <-ctx.Done():
 			return fmt.Errorf("softroce: %d connections are still being ended: %w", n, ctx.Err())
 		}
+	}
+}
+
+// flushTrace writes what the open device has recorded.
+func (p *Provider) flushTrace() {
+	p.mu.Lock()
+	in := p.inst
+	p.mu.Unlock()
+	if in != nil && in.dev.trace != nil {
+		in.dev.trace.Flush()
 	}
 }
 

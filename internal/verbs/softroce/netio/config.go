@@ -3,6 +3,7 @@ package netio
 import (
 	"strconv"
 	"syscall"
+	"time"
 )
 
 // Config says how a [UDP] works. Only Handler is needed.
@@ -21,6 +22,20 @@ type Config struct {
 
 	// NoGSO and NoGRO do without the kernel's segmentation offloads.
 	NoGSO, NoGRO bool
+
+	// Trace is shown what is sent, and what came in and is no good. Nil: nobody.
+	Trace Tracer
+}
+
+// Tracer records packets. It is called from several goroutines at once, keeps
+// nothing of what it is given, and does not wait.
+type Tracer interface {
+	// Sent is called when the network has taken a packet, which was made at the time at: hdr, frags
+	// and tail are BTH to ICRC, port is its UDP source port and id its IPv4 identification.
+	Sent(at time.Time, p *Path, port, id uint16, hdr []byte, frags [][]byte, tail []byte)
+
+	// Refused is called for a datagram that is dropped. Of p, Data and ID are not set.
+	Refused(p *Packet, datagram []byte, why string)
 }
 
 func (c Config) withDefaults() Config {

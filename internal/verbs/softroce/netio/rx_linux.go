@@ -240,6 +240,7 @@ func (s *rxSock) message(st *rxState, i int, good *int) int {
 func (s *rxSock) accept(p *Packet, d []byte, fl *flow, n int) bool {
 	if len(d) < minDatagram || len(d)%4 != 0 {
 		s.u.runts.Add(1)
+		s.refused(p, d, "no RoCE packet has this length")
 		return false
 	}
 	id, ok := wire.Verify(p.Remote.Addr(), p.Local, p.Remote.Port(), d, fl.expect(n))
@@ -248,11 +249,19 @@ func (s *rxSock) accept(p *Packet, d []byte, fl *flow, n int) bool {
 	}
 	if !ok {
 		s.u.badICRC.Add(1)
+		s.refused(p, d, "wrong ICRC: corrupted, or rewritten on the way, by NAT for one")
 		return false
 	}
 	p.ID = id
 	p.Data = d[: len(d)-wire.ICRCLen : len(d)-wire.ICRCLen]
 	return true
+}
+
+// refused records a datagram that is dropped.
+func (s *rxSock) refused(p *Packet, d []byte, why string) {
+	if s.u.cfg.Trace != nil {
+		s.u.cfg.Trace.Refused(p, d, why)
+	}
 }
 
 // control reads the control messages of a message. It returns the length of the segments that were

@@ -6,6 +6,7 @@ import (
 	"net"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -178,10 +179,17 @@ func (u *UDP) sendOn(s txSock, k uint8, b *TxBatch, st *txState) (first syscall.
 		msgs := st.msgs[:u.build(s, b, st, idx, next)]
 		next = len(idx)
 		tries, pending := 0, 0
+		var at time.Time
 		for done := 0; done < len(msgs); {
+			if u.cfg.Trace != nil {
+				at = time.Now()
+			}
 			n, e := sendmmsg(s.fd, msgs[done:])
 			if e == 0 {
 				for ; n > 0; n-- {
+					if u.cfg.Trace != nil {
+						u.traceSent(at, s, b, st, idx, st.grps[done])
+					}
 					st.mark(b, idx, done, 0)
 					done++
 				}
@@ -237,6 +245,15 @@ func (st *txState) mark(b *TxBatch, idx []uint8, m int, e syscall.Errno) {
 	g := &st.grps[m]
 	for _, i := range idx[g.first : g.first+g.n] {
 		b.pkts[i].path.setErr(e)
+	}
+}
+
+// traceSent records the packets of a message that was sent.
+func (u *UDP) traceSent(at time.Time, s txSock, b *TxBatch, st *txState, idx []uint8, g txGroup) {
+	for n, i := range idx[g.first : g.first+g.n] {
+		p := &b.pkts[i]
+		tail := st.trail[i][:-p.payload&3+wire.ICRCLen]
+		u.cfg.Trace.Sent(at, p.path, s.port, uint16(n), p.hdr, b.frags[p.frag:p.frag+p.nfrag], tail)
 	}
 }
 
