@@ -5,10 +5,15 @@ go 1.26.0
 require (
 	github.com/go-rdma/rdma v0.0.0
 	github.com/hashicorp/yamux v0.1.2
+	github.com/redis/go-redis/v9 v9.23.0
 	github.com/stretchr/testify v1.12.1
 	golang.org/x/sys v0.50.0
 )
 
-require go.yaml.in/yaml/v3 v3.0.5 // indirect
+require (
+	github.com/cespare/xxhash/v2 v2.3.0 // indirect
+	go.uber.org/atomic v1.12.0 // indirect
+	go.yaml.in/yaml/v3 v3.0.5 // indirect
+)
 
 replace github.com/go-rdma/rdma => ../
