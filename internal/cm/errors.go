@@ -1,8 +1,10 @@
 package cm
 
 import (
+	"errors"
 	"fmt"
 	"strings"
+	"syscall"
 
 	"github.com/go-rdma/rdma/internal/verbs"
 )
@@ -13,13 +15,16 @@ type Cause struct {
 	Err  error
 }
 
-func (c Cause) String() string {
+func (c Cause) String() string { return c.Name + ": " + c.text() }
+
+// text is the cause without the name.
+func (c Cause) text() string {
 	s := strings.ReplaceAll(c.Err.Error(), "\n", " ")
 	// What every cause would repeat is said once, by NoDeviceError.
 	s = strings.TrimPrefix(s, c.Name+": ")
 	s = strings.TrimPrefix(s, verbs.ErrNoDevice.Error()+": ")
 	s = strings.TrimSuffix(s, ": "+verbs.ErrNoDevice.Error())
-	return c.Name + ": " + s
+	return s
 }
 
 // NoDeviceError says that no device serves an address, and why each one that was
@@ -32,15 +37,18 @@ type NoDeviceError struct {
 
 func (e *NoDeviceError) Error() string {
 	s := "no RDMA device serves " + e.Target
-	for i, c := range e.Tried {
-		sep := "; "
-		if i == 0 {
-			sep = " ("
+	var causes []string
+	told := false
+	for _, c := range e.Tried {
+		if t := c.text(); !told && errors.Is(c.Err, syscall.EADDRINUSE) {
+			// Somebody on this host is in the way, and can be asked to leave it: that comes first.
+			s, told = t+": "+s, true
+		} else {
+			causes = append(causes, c.Name+": "+t)
 		}
-		s += sep + c.String()
 	}
-	if len(e.Tried) > 0 {
-		s += ")"
+	if len(causes) > 0 {
+		s += " (" + strings.Join(causes, "; ") + ")"
 	}
 	return s
 }

@@ -110,6 +110,19 @@ type proc struct {
 	slot  uint8
 }
 
+// needsRoot skips a test that cannot become another user. Where everything has to be tested it fails.
+func needsRoot(t *testing.T) {
+	t.Helper()
+	const why = "needs root, to become another user"
+	switch {
+	case os.Geteuid() == 0:
+	case os.Getenv("CI") == "true":
+		t.Fatal(why)
+	default:
+		t.Skip(why)
+	}
+}
+
 func start(t *testing.T, env string, uid uint32) *proc {
 	t.Helper()
 	c := &proc{t: t, cmd: exec.Command("/proc/self/exe"), lines: make(chan string, 10000)}

@@ -324,9 +324,7 @@ func TestWatch(t *testing.T) {
 
 // TestOtherUser has a process of another user take names, and connect to ours.
 func TestOtherUser(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root, to become another user")
-	}
+	needsRoot(t)
 	port := testPort()
 	s := start(t, squatterEnv+"=1", 65534)
 	prefix := namePrefix(port, os.Geteuid())
