@@ -11,64 +11,58 @@ import (
 	"sync"
 )
 
-// builds are the programs that were built for a guest: each once.
+// builds are the programs that were built for a guest, each once, in its share.
 type builds struct {
 	mu   sync.Mutex
-	dir  string
 	made map[string]*build
 }
 
 type build struct {
 	once sync.Once
-	path string
+	name string
 	err  error
 }
 
-// Build compiles a command for the guest and returns its path, which is the same on the host and in the guest. flags are those
-// of go build. The program is built once for each guest and set of arguments.
+// Build compiles a command for the guest and returns its path there. flags are those of go build. The program is built
+// once for each guest and set of arguments.
 func (g *Guest) Build(ctx context.Context, pkg string, flags ...string) (string, error) {
-	return g.bins.get(ctx, append(append([]string{"build"}, flags...), pkg))
+	return g.build(ctx, append(append([]string{"build"}, flags...), pkg))
 }
 
 // BuildTest compiles the tests of a package, as go test -c does.
 func (g *Guest) BuildTest(ctx context.Context, pkg string, flags ...string) (string, error) {
-	return g.bins.get(ctx, append(append([]string{"test", "-c"}, flags...), pkg))
+	return g.build(ctx, append(append([]string{"test", "-c"}, flags...), pkg))
 }
 
-func (b *builds) get(ctx context.Context, args []string) (string, error) {
-	b.mu.Lock()
-	if b.made == nil {
-		dir, err := os.MkdirTemp("", "rdma-vm-bin-")
-		if err == nil {
-			err = os.Chmod(dir, 0o755)
-		}
-		if err != nil {
-			b.mu.Unlock()
-			return "", err
-		}
-		b.dir, b.made = dir, make(map[string]*build)
-	}
+func (g *Guest) build(ctx context.Context, args []string) (string, error) {
+	b := &g.bins
 	key := strings.Join(args, "\x00")
+	b.mu.Lock()
 	one := b.made[key]
 	if one == nil {
-		one = &build{path: filepath.Join(b.dir, filepath.Base(args[len(args)-1])+"-"+strconv.Itoa(len(b.made)))}
+		one = &build{name: "bin" + strconv.Itoa(len(b.made)) + "/" + filepath.Base(args[len(args)-1])}
+		if args[0] == "test" {
+			one.name += ".test"
+		}
+		if b.made == nil {
+			b.made = make(map[string]*build)
+		}
 		b.made[key] = one
 	}
 	b.mu.Unlock()
-	one.once.Do(func() {
-		full := append([]string{args[0], "-o", one.path}, args[1:]...)
-		if out, err := exec.CommandContext(ctx, "go", full...).CombinedOutput(); err != nil {
-			one.err = fmt.Errorf("vm: go %s: %w\n%s", strings.Join(full, " "), err, out)
-		}
-	})
-	return one.path, one.err
+	one.once.Do(func() { one.err = compile(ctx, args, filepath.Join(g.Share, one.name)) })
+	return g.SharePath(one.name), one.err
 }
 
-func (b *builds) remove() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.dir != "" {
-		_ = os.RemoveAll(b.dir)
+func compile(ctx context.Context, args []string, target string) error {
+	if err := os.MkdirAll(filepath.Dir(target), 0o755); err != nil {
+		return err
 	}
-	b.made, b.dir = nil, ""
+	args = append([]string{args[0], "-o", target}, args[1:]...)
+	cmd := exec.CommandContext(ctx, "go", args...)
+	cmd.Env = append(os.Environ(), "GOOS=linux", "GOARCH=amd64")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("vm: go %s: %w\n%s", strings.Join(args, " "), err, out)
+	}
+	return nil
 }

@@ -28,7 +28,7 @@ type Config struct {
 	Name      string        // host name, and what errors call it; "guest" if empty
 	MemoryMB  int           // 2048 if 0; the host gives it as the guest uses it
 	CPUs      int           // 2 if 0
-	Modules   []string      // to load besides those of [RDMAModules]
+	Modules   []string      // to load at boot, besides those of [RDMAModules]
 	NoRDMA    bool          // leave out RDMAModules
 	BootLimit time.Duration // two minutes if 0
 	Console   io.Writer     // also gets what the kernel says, as it says it
@@ -65,14 +65,18 @@ type Guest struct {
 
 // Start boots a guest, which lives until Close or until its kernel ends. ctx bounds the boot only.
 func Start(ctx context.Context, cfg Config) (*Guest, error) {
-	if err := Require(ctx, needed...); err != nil {
+	if err := Require(ctx, Needed...); err != nil {
 		return nil, err
 	}
 	k, err := getKernel(ctx)
 	if err != nil {
 		return nil, err
 	}
-	initramfs, err := getInitramfs(ctx, k)
+	modules := cfg.Modules
+	if !cfg.NoRDMA {
+		modules = append(append([]string(nil), RDMAModules...), modules...)
+	}
+	initramfs, err := getInitramfs(ctx, k, modules)
 	if err != nil {
 		return nil, err
 	}
@@ -230,15 +234,6 @@ func (g *Guest) boot(ctx context.Context, cfg *Config) error {
 	if err != nil {
 		return g.reason(err)
 	}
-	modules := cfg.Modules
-	if !cfg.NoRDMA {
-		modules = append(append([]string(nil), RDMAModules...), modules...)
-	}
-	if len(modules) != 0 {
-		if err := g.Command(ctx, "modprobe", append([]string{"-a"}, modules...)...).Run(); err != nil {
-			return err
-		}
-	}
 	if !stop() { // killed already
 		return g.reason(context.Cause(ctx))
 	}
@@ -305,7 +300,6 @@ func (g *Guest) Console() string { return g.console.String() }
 func (g *Guest) Close() error {
 	g.kill(ErrClosed)
 	<-g.done
-	g.bins.remove()
 	return nil
 }
 

@@ -12,13 +12,13 @@ import (
 	"time"
 )
 
-// early are the modules that it takes to reach the host's files and the runner. All others are
-// loaded from the host's files.
+// early are the modules that it takes to reach the host's files and the runner. What is loaded at boot comes from the
+// archive, since reading it from the host's files takes seconds; all others are to be had there.
 var early = []string{"virtio_pci", "virtio_console", "9pnet_virtio", "9p", "overlay"}
 
 // getInitramfs returns the archive that a kernel boots with: the agent as /init, and modules. It is named
 // by its content, so that an agent that has changed makes another.
-func getInitramfs(ctx context.Context, k *kernel) (string, error) {
+func getInitramfs(ctx context.Context, k *kernel, more []string) (string, error) {
 	cache, err := cacheDir()
 	if err != nil {
 		return "", err
@@ -27,7 +27,7 @@ func getInitramfs(ctx context.Context, k *kernel) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	modules, err := closure(k.modules, early)
+	modules, err := closure(k.modules, append(append([]string(nil), early...), more...))
 	if err != nil {
 		return "", err
 	}
@@ -92,6 +92,10 @@ func buildAgent(ctx context.Context, cache string) ([]byte, error) {
 
 // closure returns the files of the modules and of all that they depend on, the latter first.
 func closure(dir string, names []string) ([]string, error) {
+	builtin, err := os.ReadFile(filepath.Join(dir, "modules.builtin"))
+	if err != nil {
+		return nil, err
+	}
 	f, err := os.Open(filepath.Join(dir, "modules.dep"))
 	if err != nil {
 		return nil, err
@@ -105,8 +109,11 @@ func closure(dir string, names []string) ([]string, error) {
 			continue
 		}
 		depends[path] = strings.Fields(deps)
-		name, _, _ := strings.Cut(filepath.Base(path), ".ko")
-		byName[strings.ReplaceAll(name, "-", "_")] = path
+		byName[moduleName(path)] = path
+	}
+	isBuiltin := make(map[string]bool)
+	for path := range strings.FieldsSeq(string(builtin)) {
+		isBuiltin[moduleName(path)] = true
 	}
 	var order []string
 	seen := make(map[string]bool)
@@ -122,11 +129,19 @@ func closure(dir string, names []string) ([]string, error) {
 		order = append(order, path)
 	}
 	for _, name := range names {
-		if path := byName[name]; path != "" { // otherwise it is part of the kernel itself
+		name = moduleName(name)
+		if path := byName[name]; path != "" {
 			visit(path)
+		} else if !isBuiltin[name] {
+			return nil, fmt.Errorf("vm: the kernel has no module %s", name)
 		}
 	}
 	return order, nil
+}
+
+func moduleName(path string) string {
+	name, _, _ := strings.Cut(filepath.Base(path), ".ko")
+	return strings.ReplaceAll(name, "-", "_")
 }
 
 // archive is a cpio archive in the "new ASCII" format, as the kernel unpacks it.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"strings"
 )
 
 // Peer is a network namespace of a guest, joined to the initial one by a veth. Soft-RoCE lives in the initial one only, so
@@ -38,18 +39,19 @@ func (g *Guest) AddPeer(ctx context.Context, name string, mtu int) (*Peer, error
 		Near:  Addrs{"v" + name, fmt.Sprintf("rxe%d", n), netip.AddrFrom4([4]byte{10, 9, byte(n), 1}), v6(1)},
 		Far:   Addrs{"w" + name, "", netip.AddrFrom4([4]byte{10, 9, byte(n), 2}), v6(2)},
 	}
-	_, err := g.Script(ctx, fmt.Sprintf(`
-ip netns add %[1]s
-ip link add %[2]s mtu %[3]d type veth peer name %[4]s mtu %[3]d netns %[1]s
-ip addr add %[5]s/24 dev %[2]s
-ip addr add %[6]s/64 dev %[2]s nodad
-ip link set %[2]s up
-ip -n %[1]s link set lo up
-ip -n %[1]s addr add %[7]s/24 dev %[4]s
-ip -n %[1]s addr add %[8]s/64 dev %[4]s nodad
-ip -n %[1]s link set %[4]s up
-`, name, p.Near.Interface, mtu, p.Far.Interface, p.Near.V4, p.Near.V6, p.Far.V4, p.Far.V6))
-	if err != nil {
+	if err := g.ip(ctx, "", fmt.Sprintf(`netns add %[1]s
+link add %[2]s mtu %[3]d type veth peer name %[4]s mtu %[3]d netns %[1]s
+addr add %[5]s/24 dev %[2]s
+addr add %[6]s/64 dev %[2]s nodad
+link set %[2]s up
+`, name, p.Near.Interface, mtu, p.Far.Interface, p.Near.V4, p.Near.V6)); err != nil {
+		return nil, err
+	}
+	if err := g.ip(ctx, name, fmt.Sprintf(`link set lo up
+addr add %[2]s/24 dev %[1]s
+addr add %[3]s/64 dev %[1]s nodad
+link set %[1]s up
+`, p.Far.Interface, p.Far.V4, p.Far.V6)); err != nil {
 		return nil, err
 	}
 	return p, g.AddRXE(ctx, p.Near.RDMA, p.Near.Interface)
@@ -57,16 +59,37 @@ ip -n %[1]s link set %[4]s up
 
 // AddRXE makes a Soft-RoCE device on an interface that is up, and waits until its port is active.
 func (g *Guest) AddRXE(ctx context.Context, device, iface string) error {
+	if err := g.Command(ctx, "rdma", "link", "add", device, "type", "rxe", "netdev", iface).run(); err != nil {
+		return err
+	}
 	_, err := g.Script(ctx, fmt.Sprintf(`
-rdma link add %[1]s type rxe netdev %[2]s
-for i in $(seq 200); do
-	case $(cat /sys/class/infiniband/%[1]s/ports/1/state) in *ACTIVE*) exit 0;; esac
+n=0
+while read -r state </sys/class/infiniband/%[1]s/ports/1/state; do
+	case $state in *ACTIVE*) exit 0;; esac
+	[ $((n += 1)) -lt 600 ] || break
 	sleep 0.05
 done
 echo 'the port of %[1]s stays down' >&2
 rdma link >&2
 ip addr >&2
 exit 1
-`, device, iface))
+`, device))
+	return err
+}
+
+// ip runs many commands of iproute2's ip in one process. Every process takes its time to start.
+func (g *Guest) ip(ctx context.Context, netns, batch string) error {
+	args := []string{"-batch", "-"}
+	if netns != "" {
+		args = append([]string{"-netns", netns}, args...)
+	}
+	c := g.Command(ctx, "ip", args...)
+	c.Stdin = strings.NewReader(batch)
+	return c.run()
+}
+
+// run is Run, with what the command wrote to standard error in the error.
+func (c *Cmd) run() error {
+	_, err := c.Output()
 	return err
 }

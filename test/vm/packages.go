@@ -15,8 +15,8 @@ type Package struct {
 	File string // absolute, may be a pattern of path.Match
 }
 
-// needed is what every guest and the tests of this module need on the host.
-var needed = []Package{
+// Needed is what every guest and the tests of this module need on the host. Start requires it.
+var Needed = []Package{
 	{"qemu-system-x86", "/usr/bin/qemu-system-x86_64"},
 	{"kmod", "/*bin/depmod"},
 	{"xz-utils", "/usr/bin/xz"},

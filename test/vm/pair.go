@@ -68,11 +68,10 @@ func (g *Guest) wire(ctx context.Context, i, mtu int, rxe bool) error {
 		V4:        netip.AddrFrom4([4]byte{10, 8, 0, byte(i + 1)}),
 		V6:        netip.MustParseAddr(fmt.Sprintf("fd08::%d", i+1)),
 	}
-	if _, err := g.Script(ctx, fmt.Sprintf(`
-ip link set eth0 mtu %d
-ip addr add %s/24 dev eth0
-ip addr add %s/64 dev eth0 nodad
-ip link set eth0 up
+	if err := g.ip(ctx, "", fmt.Sprintf(`link set eth0 mtu %d
+addr add %s/24 dev eth0
+addr add %s/64 dev eth0 nodad
+link set eth0 up
 `, mtu, g.Wire.V4, g.Wire.V6)); err != nil {
 		return err
 	}

@@ -51,6 +51,7 @@ func serve() error {
 	if err != nil {
 		return err
 	}
+	note("serves")
 	a := &agent{stdio: make(map[key]chan net.Conn)}
 	for {
 		stream, err := session.Accept()
