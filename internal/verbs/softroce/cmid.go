@@ -36,7 +36,7 @@ type cmid struct {
 	space         verbs.PortSpace
 	active        bool
 	tclass        uint8
-	mtu           verbs.MTU
+	mtu           verbs.MTU // active: of the attempt at hand
 	local, remote netip.AddrPort
 	freePort      func()    // active
 	req           *ibcm.REQ // passive
@@ -50,7 +50,7 @@ type cmid struct {
 	closed  bool
 	q       *qp
 	conn    *ibcm.Conn
-	done    bool  // conn is; what holds the device for it is given back
+	undone  int   // attempts to connect that are not done, each of which holds the device
 	lost    bool  // active: the connection ended while Connect was still about it
 	lostErr error // why, or why a request died
 	unwatch func()
@@ -128,17 +128,21 @@ func (c *cmid) connect(ctx context.Context, p *verbs.ConnParam) (*verbs.ConnPara
 	if len(p.PrivateData) > verbs.MaxPrivateREQ {
 		return nil, fmt.Errorf("%d bytes of private data, at most %d: %w", len(p.PrivateData), verbs.MaxPrivateREQ, syscall.EINVAL)
 	}
-	param, err := c.begin(p)
-	if err != nil {
-		return nil, err
-	}
+	var param *ibcm.ConnectParam
 	var r connectResult
-	select {
-	case r = <-c.outcome:
-	case <-ctx.Done():
-		r.err = ctx.Err()
-	case <-c.gone:
-		r.err = net.ErrClosed
+	for again := true; again; {
+		var err error
+		if param, err = c.begin(p); err != nil {
+			return nil, err
+		}
+		select {
+		case r = <-c.outcome:
+		case <-ctx.Done():
+			r.err = ctx.Err()
+		case <-c.gone:
+			r.err = net.ErrClosed
+		}
+		again = c.smaller(r.err)
 	}
 	if r.err == nil {
 		r.err = c.ready(param, r.rep)
@@ -157,6 +161,25 @@ func (c *cmid) connect(ctx context.Context, p *verbs.ConnParam) (*verbs.ConnPara
 		FlowControl: r.rep.EndToEndFlowControl, RetryCount: qa.RetryCount, RNRRetryCount: r.rep.RNRRetryCount,
 	}, nil
 }
+
+// smaller tells whether another attempt shall follow, with a smaller path MTU: the
+// peer refused this one, and its interface or its way back allows less than ours.
+func (c *cmid) smaller(err error) bool {
+	var rej *verbs.RejectError
+	if !errors.As(err, &rej) || rej.Reason != verbs.RejInvalidMTU {
+		return false
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed || c.mtu == minMTU {
+		return false
+	}
+	c.mtu /= 2
+	c.state = cmFresh // the attempt's connection is over: nothing but its end follows
+	return true
+}
+
+const minMTU = verbs.MTU(256)
 
 // begin sends the request.
 func (c *cmid) begin(p *verbs.ConnParam) (*ibcm.ConnectParam, error) {
@@ -188,6 +211,7 @@ func (c *cmid) begin(p *verbs.ConnParam) (*ibcm.ConnectParam, error) {
 		return nil, err
 	}
 	c.conn, c.state = conn, cmConnecting
+	c.undone++
 	return param, nil
 }
 
@@ -251,7 +275,7 @@ func (c *cmid) onCM(e ibcm.Event) {
 		c.events.post(verbs.Event{Type: verbs.EventDisconnected, Err: e.Err})
 	case ibcm.EventDone:
 		c.mu.Lock()
-		c.done = true
+		c.undone--
 		background := c.closed
 		c.mu.Unlock()
 		c.in.dev.release()
@@ -407,9 +431,7 @@ func (c *cmid) Close() error {
 	c.closed = true
 	close(c.gone)
 	conn, q, stop := c.conn, c.q, c.unwatch
-	if conn != nil && !c.done {
-		c.p.addBackground(1)
-	}
+	c.p.addBackground(c.undone)
 	c.mu.Unlock()
 	if stop != nil {
 		stop()

@@ -3,6 +3,7 @@ package softroce
 import (
 	"context"
 	"fmt"
+	"net"
 	"net/netip"
 	"sync/atomic"
 	"syscall"
@@ -223,14 +224,15 @@ func TestShortageIsNoRefusal(t *testing.T) {
 	})
 }
 
-// TestPathMTU: the active side's interface decides; a passive side that cannot
-// follow refuses.
+// TestPathMTU: the active side's interface decides, unless the passive side cannot
+// follow and refuses: then the next smaller one is tried.
 func TestPathMTU(t *testing.T) {
 	for _, c := range []struct {
 		a, b int
 		want verbs.MTU // 0: refused
 	}{
-		{1500, 1500, 1024}, {1500, 9000, 1024}, {9000, 9000, 4096}, {65536, 65536, 4096}, {352, 352, 256}, {607, 1500, 256}, {9000, 1500, 0},
+		{1500, 1500, 1024}, {1500, 9000, 1024}, {9000, 9000, 4096}, {65536, 65536, 4096}, {352, 352, 256}, {607, 1500, 256},
+		{9000, 1500, 1024}, {1500, 9000, 1024}, {2200, 352, 256}, {9000, 352, 256}, {9000, 351, 0}, {352, 300, 0},
 	} {
 		bubble(t, func(t *testing.T) {
 			n := simnet.New(1, simnet.Options{})
@@ -254,9 +256,19 @@ func TestPathMTU(t *testing.T) {
 				require.NoError(t, done())
 				require.Equal(t, c.want, x.qp.Cap().PathMTU)
 				require.Equal(t, c.want, y.qp.Cap().PathMTU)
+				require.Equal(t, verbs.ListenerStats{Requests: 1}, l.Stats())
+				x.ping(y)
+				y.ping(x)
+				x.close()
+				y.wait(2)
+				require.Equal(t, []verbs.EventType{verbs.EventEstablished, verbs.EventDisconnected}, y.types())
 				y.close()
+				x = nil
 			}
-			x.close()
+			if x != nil {
+				x.close()
+			}
+			require.NoError(t, a.Drain(background()))
 			require.NoError(t, l.Close())
 			unused(t, a, b)
 		})
@@ -268,6 +280,53 @@ func TestPathMTU(t *testing.T) {
 		require.ErrorIs(t, err, syscall.EMSGSIZE)
 		unused(t, a)
 	})
+}
+
+// TestPathMTULost: smaller MTUs are tried with messages being lost, and given up in the middle.
+func TestPathMTULost(t *testing.T) {
+	for _, end := range []string{"connected", "context", "close"} {
+		bubble(t, func(t *testing.T) {
+			n := simnet.New(1, simnet.Options{Delay: 10 * time.Millisecond})
+			open := func(h *simnet.Host, mtu int) *Provider {
+				return New(&Config{Open: func(hd netio.Handler) (netio.Conn, error) {
+					conn, err := h.Open(hd)
+					return narrow{conn, mtu}, err
+				}})
+			}
+			a, b := open(n.Host(addrA), 9000), open(n.Host(addrB), 352)
+			l := mustListen(t, b, netip.AddrPortFrom(addrB, 0), nil)
+			x := resolveSide(t, a, l.Addr())
+			n.DropNext(2, isAttr(ibcm.AttrREJ))
+			ctx, cancel := context.WithCancel(background())
+			defer cancel()
+			done := x.dial(ctx)
+			switch end {
+			case "connected":
+				y := accept(t, l)
+				require.NoError(t, done())
+				require.EqualValues(t, 256, x.qp.Cap().PathMTU)
+				x.ping(y)
+				x.close()
+				y.wait(2)
+				y.close()
+			case "context": // at a moment when some attempts have been refused
+				time.Sleep(470 * time.Millisecond)
+				cancel()
+				require.ErrorIs(t, done(), context.Canceled)
+				_, err := x.id.Connect(background(), &param)
+				require.ErrorIs(t, err, syscall.EINVAL, "once only")
+				x.close()
+			case "close":
+				time.Sleep(470 * time.Millisecond)
+				require.NoError(t, x.id.Close())
+				require.ErrorIs(t, done(), net.ErrClosed)
+				x.close()
+			}
+			require.NoError(t, a.Drain(background()))
+			require.NoError(t, l.Close())
+			unused(t, a, b)
+		})
+	}
 }
 
 // TestTrafficClass: the active side's traffic class is that of all packets.

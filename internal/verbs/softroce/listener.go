@@ -113,7 +113,7 @@ func (l *listener) offer(conn *ibcm.Conn, q *ibcm.REQ, port uint16) ibcm.Verdict
 	c := &cmid{
 		p: l.p, in: l.in, space: l.key.space, tclass: q.Primary.TrafficClass, mtu: mtu, l: l, req: q, conn: conn,
 		local: netip.AddrPortFrom(path.Local, l.key.port), remote: netip.AddrPortFrom(path.Remote, port),
-		gone: make(chan struct{}),
+		gone: make(chan struct{}), undone: 1,
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()

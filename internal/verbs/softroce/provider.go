@@ -130,7 +130,7 @@ const pathOverhead = 96
 
 // pathMTU returns the largest payload for packets on an interface, or 0.
 func pathMTU(mtu int) verbs.MTU {
-	for m := verbs.MTU(4096); m >= 256; m /= 2 {
+	for m := verbs.MTU(4096); m >= minMTU; m /= 2 {
 		if int(m)+pathOverhead <= mtu {
 			return m
 		}

@@ -21,7 +21,9 @@ import (
 )
 
 // key identifies a packet on the wire.
-func key(p tracetest.Packet) string { return fmt.Sprintf("%v %v %d %x", p.Src, p.Dst, p.ID, p.Datagram) }
+func key(p tracetest.Packet) string {
+	return fmt.Sprintf("%v %v %d %x", p.Src, p.Dst, p.ID, p.Datagram)
+}
 
 // TestTrace records both ends of connections in one process: each packet sent is one received, and
 // tshark knows what all of them are.
