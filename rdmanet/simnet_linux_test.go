@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
 	"runtime"
 	"testing"
 	"time"
@@ -47,7 +46,10 @@ func newSim(t testing.TB, seed uint64, o simnet.Options) *sim {
 		})
 	}
 	// Simulated time goes on for ever where something is waited for in vain beside a living connection.
-	hangs := time.AfterFunc(24*time.Hour, func() { buf := make([]byte, 1<<20); os.Stderr.Write(buf[:runtime.Stack(buf, true)]); panic("hang") })
+	hangs := time.AfterFunc(24*time.Hour, func() {
+		buf := make([]byte, 1<<20)
+		panic("hangs\n" + string(buf[:runtime.Stack(buf, true)]))
+	})
 	undo := cm.Replace(&cm.Manager{Providers: []verbs.Provider{s.hosts[0], s.hosts[1]}})
 	t.Cleanup(func() {
 		defer undo()
