@@ -128,6 +128,10 @@ func (c *cmid) connect(ctx context.Context, p *verbs.ConnParam) (*verbs.ConnPara
 	if len(p.PrivateData) > verbs.MaxPrivateREQ {
 		return nil, fmt.Errorf("%d bytes of private data, at most %d: %w", len(p.PrivateData), verbs.MaxPrivateREQ, syscall.EINVAL)
 	}
+	p, err := depths(p)
+	if err != nil {
+		return nil, err
+	}
 	var param *ibcm.ConnectParam
 	var r connectResult
 	for again := true; again; {
@@ -343,9 +347,13 @@ func (c *cmid) Accept(p *verbs.ConnParam) error {
 		return c.failure("accepting", fmt.Errorf("%d bytes of private data, at most %d: %w",
 			len(p.PrivateData), verbs.MaxPrivateREP, syscall.EINVAL))
 	}
+	p, err := depths(p)
+	if err != nil {
+		return c.failure("accepting", err)
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	err := c.answerable()
+	err = c.answerable()
 	if err == nil && c.q == nil {
 		err = wrongState("no queue pair")
 	}

@@ -92,7 +92,8 @@ type congestion struct {
 }
 
 // take grants r at least least bytes of room, and at most most. Where there is not
-// enough it grants none, and r waits in line for its turn.
+// enough it grants none, and r waits in line for its turn. Half of the window must do for who shares it, and so
+// must what somebody was granted who waited: a packet's worth at least.
 func (c *congestion) take(r *rc, least, most int64) int64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -104,8 +105,12 @@ func (c *congestion) take(r *rc, least, most int64) int64 {
 	if r.waiting {
 		return 0
 	}
+	if c.inflight > 0 {
+		least = min(least, max(c.packet, c.window/2))
+	}
 	room := c.window - c.inflight
 	if c.first != nil || room < least && c.inflight > 0 {
+		r.need = least
 		c.wait(r)
 		return 0
 	}
@@ -211,15 +216,16 @@ func (c *congestion) acquit() {
 func (c *congestion) wake(w *work) {
 	for c.first != nil {
 		room := c.window - c.inflight
-		if room < c.packet && c.inflight > 0 {
+		r := c.first
+		need := max(c.packet, min(r.need, c.window/2))
+		if room < need && c.inflight > 0 {
 			return
 		}
-		r := c.first
 		if c.first = r.waitNext; c.first == nil {
 			c.last = nil
 		}
 		r.waitNext, r.waiting = nil, false
-		n := max(c.packet, min(room, grantBytes))
+		n := max(need, min(room, grantBytes))
 		r.granted += n
 		c.inflight += n
 		w.resume = append(w.resume, r)

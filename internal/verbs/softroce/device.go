@@ -42,6 +42,7 @@ type device struct {
 	paths    congestionTable
 	works    sync.Pool // of *work
 	notifier notifier
+	replier  replier
 	polling  atomic.Int32 // consumers that are reading the network
 	madPSN   atomic.Uint32
 	stats    counters
@@ -53,6 +54,7 @@ func newDevice(cfg *Config, slot uint8) (*device, error) {
 	d := &device{cfg: cfg, slot: slot, clock: cfg.clock(), trace: cfg.trace()}
 	d.epoch = d.clock.Now()
 	d.notifier.wake = make(chan struct{}, 1)
+	d.replier.wake = make(chan struct{}, 1)
 	d.refs.Store(1)
 	conn, err := cfg.open(d)
 	if err != nil {
@@ -99,6 +101,7 @@ func (d *device) release() {
 func (d *device) shutdown() {
 	_ = d.conn.Close() // nothing depends on it any more
 	d.notifier.close()
+	d.replier.close()
 	if d.trace != nil {
 		d.trace.Flush()
 	}
@@ -149,7 +152,7 @@ func (d *device) Info() *verbs.DeviceInfo {
 		Name: d.cfg.name(), Provider: "softroce", Transport: verbs.TransportIB,
 		Ports: []verbs.PortInfo{port},
 		MaxQP: maxQPs, MaxCQE: maxCQE, MaxQPWR: maxWR, MaxSGE: maxSGE,
-		MaxMsgSize: maxMsgSize, MaxInline: maxInline,
+		MaxMsgSize: maxMsgSize, MaxInline: maxInline, MaxRDAtomic: maxRDAtomic,
 	}
 }
 

@@ -108,6 +108,7 @@ type link struct {
 	mtu                 verbs.MTU
 	psnA, psnB          uint32
 	timeout, retry, rnr uint8
+	rd                  uint8 // READs and atomics outstanding, either way
 	attr                verbs.QPInitAttr
 	depth               int
 	notifyA, notifyB    func()
@@ -146,6 +147,7 @@ func connected(a, b *node, l link) (x, y *end) {
 	at := rcAttr{
 		path: &netio.Path{Local: a.addr, Remote: b.addr}, destQPN: y.q.num, sqPSN: l.psnA, rqPSN: l.psnB,
 		mtu: l.mtu, ackTimeout: l.timeout, retryCount: l.retry, rnrRetry: l.rnr,
+		maxRDAtomic: l.rd, maxDestRDAtomic: l.rd,
 	}
 	bt := at
 	bt.path, bt.destQPN, bt.sqPSN, bt.rqPSN = &netio.Path{Local: b.addr, Remote: a.addr}, x.q.num, l.psnB, l.psnA
@@ -252,6 +254,7 @@ func newPeerConfig(t *testing.T, l link, cfg *Config) *peer {
 	require.NoError(t, p.end.q.connect(&rcAttr{
 		path: &netio.Path{Local: addrA, Remote: addrB}, destQPN: peerQPN, sqPSN: l.psnA, rqPSN: l.psnB,
 		mtu: l.mtu, ackTimeout: l.timeout, retryCount: l.retry, rnrRetry: l.rnr,
+		maxRDAtomic: l.rd, maxDestRDAtomic: l.rd,
 	}))
 	return p
 }
@@ -273,6 +276,9 @@ func (p *peer) HandlePackets(ps []netio.Packet) {
 func (p *peer) send(hs ...wire.Packet) {
 	p.t.Helper()
 	for i := range hs {
+		if p.tx.Full() {
+			require.NoError(p.t, p.conn.Send(p.tx))
+		}
 		h := hs[i]
 		if h.PKey == 0 {
 			h.PKey = wire.DefaultPKey

@@ -228,6 +228,10 @@ func (q *qp) postSend(w *work, wr *verbs.SendWR) (full bool, err error) {
 	if len(wr.Inline) > q.caps.MaxInline {
 		return false, fmt.Errorf("softroce: %d inline bytes, the limit is %d: %w", len(wr.Inline), q.caps.MaxInline, syscall.EINVAL)
 	}
+	var access verbs.Access
+	if fetches(wr.Op) {
+		access = verbs.LocalWrite // what comes back is written there
+	}
 	length := uint64(len(wr.Inline))
 	if wr.Inline == nil {
 		for i := range wr.SGL {
@@ -236,6 +240,12 @@ func (q *qp) postSend(w *work, wr *verbs.SendWR) (full bool, err error) {
 		if length > maxMsgSize {
 			return false, fmt.Errorf("softroce: message of %d bytes, the limit is %d: %w", length, maxMsgSize, syscall.EMSGSIZE)
 		}
+	}
+	if isAtomic(wr.Op) {
+		if length < atomicSize {
+			return false, fmt.Errorf("softroce: %d bytes for what %v returns, not %d: %w", length, wr.Op, atomicSize, syscall.EINVAL)
+		}
+		length = atomicSize
 	}
 	if q.state == stateErr {
 		q.complete(w, q.sendCQ, wr.ID, verbs.WRFlushErr, sendWCOpcode(wr.Op))
@@ -247,11 +257,12 @@ func (q *qp) postSend(w *work, wr *verbs.SendWR) (full bool, err error) {
 	}
 	e.id, e.op, e.flags, e.imm = wr.ID, wr.Op, wr.Flags, wr.Imm
 	e.raddr, e.rkey, e.length = wr.RemoteAddr, wr.RKey, uint32(length)
+	e.compare, e.swapAdd = wr.Compare, wr.SwapAdd
 	e.status = verbs.Success
 	e.sgl = e.sgl[:0]
 	if e.inlined = wr.Inline != nil; e.inlined {
 		e.inline = append(e.inline[:0], wr.Inline...)
-	} else if e.sgl, err = q.checkSGL(e.sgl, wr.SGL, 0); err != nil {
+	} else if e.sgl, err = q.checkSGL(e.sgl, wr.SGL, access); err != nil {
 		e.status = verbs.LocProtErr // told by the completion
 	}
 	q.sq.tail++
@@ -340,8 +351,15 @@ func (q *qp) complete(w *work, c *cq, id uint64, status verbs.Status, op verbs.W
 }
 
 func sendWCOpcode(op verbs.Opcode) verbs.WCOpcode {
-	if op == verbs.OpWrite || op == verbs.OpWriteWithImm {
+	switch op {
+	case verbs.OpWrite, verbs.OpWriteWithImm:
 		return verbs.WCWrite
+	case verbs.OpRead:
+		return verbs.WCRead
+	case verbs.OpCompareSwap:
+		return verbs.WCCompareSwap
+	case verbs.OpFetchAdd:
+		return verbs.WCFetchAdd
 	}
 	return verbs.WCSend
 }
@@ -378,7 +396,10 @@ func (q *qp) met() {
 
 // fail moves the queue pair to the error state. status is the outcome of the oldest
 // send request, unless it is Success; all others are flushed, in order.
-func (q *qp) fail(w *work, status verbs.Status) {
+func (q *qp) fail(w *work, status verbs.Status) { q.failAt(w, q.sq.head, status) }
+
+// failAt is fail where another request than the oldest is at fault.
+func (q *qp) failAt(w *work, pos uint32, status verbs.Status) {
 	if q.state >= stateErr {
 		return
 	}
@@ -386,11 +407,11 @@ func (q *qp) fail(w *work, status verbs.Status) {
 	q.service.stop(w)
 	for ; q.sq.head != q.sq.tail; q.sq.head++ {
 		e := q.sq.at(q.sq.head)
-		if status == verbs.Success {
-			status = verbs.WRFlushErr
+		outcome := verbs.WRFlushErr
+		if q.sq.head == pos && status != verbs.Success {
+			outcome = status
 		}
-		q.complete(w, q.sendCQ, e.id, status, sendWCOpcode(e.op))
-		status = verbs.WRFlushErr
+		q.complete(w, q.sendCQ, e.id, outcome, sendWCOpcode(e.op))
 	}
 	for ; q.rq.head != q.rq.tail; q.rq.head++ {
 		q.complete(w, q.recvCQ, q.rq.at(q.rq.head).id, verbs.WRFlushErr, verbs.WCRecv)

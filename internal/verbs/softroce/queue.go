@@ -21,6 +21,8 @@ type sendWQE struct {
 	packets uint32
 	op      verbs.Opcode
 	flags   verbs.SendFlags
+	compare uint64 // of atomics
+	swapAdd uint64
 	status  verbs.Status // not Success: the request fails when its turn comes
 	inlined bool
 	sgl     []sge

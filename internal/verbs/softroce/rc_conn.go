@@ -1,6 +1,8 @@
 package softroce
 
 import (
+	"fmt"
+	"syscall"
 	"time"
 
 	"github.com/go-rdma/rdma/internal/verbs"
@@ -42,6 +44,11 @@ func (r *rc) connect(a *rcAttr) {
 		r.giveUp = r.ackTimeout * int64(a.retryCount+1)
 	}
 	r.exp = a.rqPSN
+	r.seen = a.sqPSN
+	r.asked = newAskedQueue(a.maxRDAtomic)
+	if a.maxDestRDAtomic > 0 {
+		r.resources = make([]resource, a.maxDestRDAtomic)
+	}
 }
 
 // checkPacket decodes a packet and checks what every one must satisfy (IBTA 9.6).
@@ -81,12 +88,15 @@ func (r *rc) receive(w *work, p *netio.Packet) {
 
 // receiveDead repeats a refusal whose first copy was lost, when the refused request
 // comes again: silence would let the peer wait for its retries to run out, and
-// not learn why.
+// not learn why. So it is with the results of READs and atomics before it.
 func (r *rc) receiveDead(w *work, p *netio.Packet) {
 	h := &w.in
 	if r.syndrome == 0 {
 		r.q.dev.stats.wrongState.Add(1)
-	} else if r.checkPacket(h, p) && h.Opcode.IsRequest() && wire.PSNDiff(h.PSN, r.exp) <= 0 {
+	} else if r.checkPacket(h, p) && h.Opcode.IsRequest() && wire.PSNDiff(h.PSN, r.refusedPSN) <= 0 {
+		if h.PSN != r.refusedPSN && !h.Opcode.IsSend() && !h.Opcode.IsWrite() {
+			r.again(w, h)
+		}
 		r.answerWith(dueRefusal)
 	}
 }
@@ -94,7 +104,12 @@ func (r *rc) receiveDead(w *work, p *netio.Packet) {
 // received ends a run of packets: one answer for all of them, then what the
 // responses among them allow to send.
 func (r *rc) received(w *work) {
-	r.answer(w)
+	r.settle(w)
+	// Others wait for this goroutine: what takes longer is done by another.
+	if !r.replying && !r.respond(w, replyHere) {
+		r.replying = true
+		w.dev.replier.add(r)
+	}
 	if r.kicked && r.q.state == stateRTS {
 		r.transmit(w)
 	}
@@ -103,9 +118,13 @@ func (r *rc) received(w *work) {
 
 // stop ends all activity for good. An answer that is due is still given.
 func (r *rc) stop(w *work) {
+	r.settle(w)
 	r.timer.stop()
 	if r.cc == nil {
 		return
+	}
+	if r.q.state == stateClosed || r.due != dueRefusal {
+		r.dropReplies()
 	}
 	r.cc.quit(w, r)
 	r.cc.give(w, r.inflight)
@@ -142,6 +161,14 @@ var _ transport = (*rc)(nil)
 func (r *rc) check(wr *verbs.SendWR) error {
 	switch wr.Op {
 	case verbs.OpSend, verbs.OpSendWithImm, verbs.OpWrite, verbs.OpWriteWithImm:
+		return nil
+	case verbs.OpRead, verbs.OpCompareSwap, verbs.OpFetchAdd:
+		switch {
+		case len(r.asked.ring) == 0:
+			return fmt.Errorf("softroce: %v requests: the connection was made with an initiator depth of 0: %w", wr.Op, syscall.EINVAL)
+		case wr.Inline != nil:
+			return fmt.Errorf("softroce: inline bytes of %v requests, which receive some: %w", wr.Op, syscall.EINVAL)
+		}
 		return nil
 	}
 	return unsupported(wr.Op.String() + " requests")

@@ -30,14 +30,20 @@ const (
 //
 // Requests have their PSNs from the moment they are posted. Four of them move:
 //
-//	una   the oldest not acknowledged
+//	una   the oldest not acknowledged, or whose response has not come
 //	nxt   the next to send; after a loss it goes back to una
 //	max   the one after the highest ever sent
 //	end   the one after the last request posted
 //
-// una <= nxt <= max <= end, modulo 2^24.
+// una <= nxt <= max <= end, modulo 2^24. A READ has the PSNs of its responses.
 type requester struct {
 	una, nxt, max, end uint32
+
+	// READs and atomics that are outstanding. seen is una, or ahead of it by what came of a READ
+	// in the run of packets at hand.
+	asked  askedQueue
+	seen   uint32
+	denied uint8 // how often the peer refused a later request, see deniedAgain
 
 	cur       uint32 // position in the send queue of the request nxt belongs to
 	curPacket uint32 // and the packet in it
@@ -68,6 +74,7 @@ type requester struct {
 	inflight int64  // cost of what is between paid and nxt
 	paid     uint32 // between una and paid are probes, which take no room from others
 	granted  int64  // under congestion.mu, as are the next two
+	need     int64
 	waiting  bool
 	waitNext *rc
 
@@ -107,35 +114,42 @@ func (r *rc) transmit(w *work) {
 	}
 	var credit int64
 	sent := 0
-	for more := r.maySend(&credit); more; {
+	for n := r.maySend(&credit); n > 0; {
 		e, packet := r.q.sq.at(r.cur), r.curPacket
 		if !r.begin(w, e) {
 			e.status = verbs.LocProtErr
 			break
 		}
 		psn := r.nxt
-		r.nxt = wire.PSNAdd(r.nxt, 1)
+		r.nxt = wire.PSNAdd(r.nxt, n)
 		if r.timeouts == 0 {
-			cost := r.cost(e, packet, packet+1)
+			cost := r.cost(e, packet, packet+n)
 			credit -= cost
 			r.inflight += cost
 		} else {
 			r.paid = r.nxt
 		}
-		if r.curPacket++; r.curPacket == e.packets {
+		if r.curPacket += n; r.curPacket == e.packets {
 			r.cur, r.curPacket = r.cur+1, 0
 		}
+		if fetches(e.op) {
+			r.ask(w, e, packet, n, psn)
+		}
 		sent++
-		more = sent < maxTurn && r.maySend(&credit)
+		if n = 0; sent < maxTurn {
+			n = r.maySend(&credit)
+		}
+		if fetches(e.op) {
+			continue
+		}
 		r.sinceAck++
 		// What ends a message asks for an acknowledgement, and so does what is
 		// followed by a pause that only an acknowledgement ends.
-		ask := packet+1 == e.packets || !more || r.sinceAck >= r.askEvery
+		ask := packet+1 == e.packets || n == 0 || r.sinceAck >= r.askEvery
 		r.send(w, e, packet, psn, ask)
 	}
-	if credit > 0 {
-		r.cc.give(w, credit)
-	}
+	// A request that is repeated may have been larger than the room for it.
+	r.cc.give(w, credit)
 	if sent > 0 {
 		// The payload is the consumer's again as soon as an acknowledgement of
 		// these packets, or of the ones they repeat, is processed.
@@ -145,24 +159,29 @@ func (r *rc) transmit(w *work) {
 	r.arm(w)
 }
 
-// maySend tells whether the packet at nxt may be sent now. credit is what is left
-// of the room the path granted.
-func (r *rc) maySend(credit *int64) bool {
-	switch {
-	case r.cur == r.q.sq.tail, r.rnrUntil != 0:
-		return false
-	case wire.PSNDiff(r.nxt, r.una) >= sendWindow:
-		return false
-	case r.ramp != 0 && wire.PSNDiff(r.nxt, r.una) >= int32(r.ramp):
-		return false
+// maySend tells whether the packet at nxt may be sent now, by the number of PSNs it takes: 0 if not, and
+// more than one for a READ. credit is what is left of the room the path granted.
+func (r *rc) maySend(credit *int64) uint32 {
+	if r.cur == r.q.sq.tail || r.rnrUntil != 0 {
+		return 0
+	}
+	room := int32(sendWindow)
+	if r.ramp != 0 {
+		room = min(room, int32(r.ramp))
+	}
+	if room -= wire.PSNDiff(r.nxt, r.una); room <= 0 {
+		return 0
 	}
 	e := r.q.sq.at(r.cur)
-	if e.status != verbs.Success {
-		return false
+	if e.status != verbs.Success || e.flags&verbs.Fence != 0 && r.asked.before(e.psn) {
+		return 0
+	}
+	if fetches(e.op) {
+		return r.mayAsk(e, uint32(room), credit)
 	}
 	need := r.cost(e, r.curPacket, r.curPacket+1)
 	if *credit >= need || r.timeouts > 0 {
-		return true
+		return 1
 	}
 	most := need
 	if r.curPacket+1 < e.packets || r.cur+1 != r.q.sq.tail {
@@ -170,14 +189,20 @@ func (r *rc) maySend(credit *int64) bool {
 	}
 	// What is left is too little for this packet, and added to.
 	n := r.cc.take(r, need-*credit, most-*credit)
+	if n == 0 {
+		return 0
+	}
 	*credit += n
-	return n > 0
+	return 1
 }
 
 // begin makes room for a packet of a request and holds its regions.
 func (r *rc) begin(w *work, e *sendWQE) bool {
 	if w.tx.Full() {
 		w.flush()
+	}
+	if fetches(e.op) {
+		return true // written to when the responses come
 	}
 	for i := range e.sgl {
 		if !w.hold(e.sgl[i].m) {
@@ -199,10 +224,14 @@ func (r *rc) send(w *work, e *sendWQE, packet, psn uint32, ask bool) {
 	h.Imm = e.imm
 	r.add(w, h)
 	r.gather(w, e, uint64(packet)*uint64(r.mtu), uint64(n))
+	r.launched(w, psn, 1, ask)
+}
+
+// launched notes that a packet was sent that takes n PSNs. ask says that an answer will tell of the first.
+func (r *rc) launched(w *work, psn, n uint32, ask bool) {
 	if ask {
 		r.sinceAck = 0
 	}
-
 	if wire.PSNDiff(psn, r.max) < 0 {
 		r.q.stats.Retransmits++
 		r.q.dev.stats.retransmits.Add(1)
@@ -212,7 +241,7 @@ func (r *rc) send(w *work, e *sendWQE, packet, psn uint32, ask bool) {
 		r.progress = w.now()
 		r.rtoAt = r.progress + r.rto()
 	}
-	r.max = wire.PSNAdd(psn, 1)
+	r.max = wire.PSNAdd(psn, n)
 	if ask && r.rttStart == 0 {
 		r.rttPSN, r.rttStart = psn, w.now()
 	}

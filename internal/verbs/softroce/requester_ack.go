@@ -5,18 +5,23 @@ import (
 	"github.com/go-rdma/rdma/internal/verbs/softroce/wire"
 )
 
-// response takes an acknowledgement of the peer (IBTA 9.7.5.1, 9.9).
+// response takes what the peer's responder sends (IBTA 9.7.5.1, 9.9).
 func (r *rc) response(w *work, h *wire.Packet) {
 	psn := h.PSN
-	if h.Opcode != wire.RCAck || wire.PSNDiff(psn, r.una) < 0 || wire.PSNDiff(psn, r.max) >= 0 {
-		// No READ or atomic is outstanding, and what is acknowledged twice is stale.
+	if wire.PSNDiff(psn, r.seen) < 0 || wire.PSNDiff(psn, r.max) >= 0 {
 		r.q.dev.stats.staleAcks.Add(1)
 		return
 	}
 	r.kicked = true
+	if h.Opcode != wire.RCAck {
+		r.answered(w, h)
+		return
+	}
 	switch h.AETH.Kind() {
 	case wire.KindACK:
-		r.advance(w, wire.PSNAdd(psn, 1))
+		if next := wire.PSNAdd(psn, 1); r.acknowledge(w, next) != next {
+			r.lostAt(w, r.una)
+		}
 	case wire.KindRNR:
 		r.notReady(w, psn, h.AETH.Code())
 	case wire.KindNAK:
@@ -31,6 +36,8 @@ func (r *rc) advance(w *work, psn uint32) {
 	if psn == r.una {
 		return
 	}
+	r.seen, r.denied = psn, 0
+	r.asked.done(psn)
 	sq := &r.q.sq
 	var freed int64
 	for sq.head != sq.tail {
@@ -48,7 +55,11 @@ func (r *rc) advance(w *work, psn uint32) {
 			break
 		}
 		if e.flags&verbs.Signaled != 0 {
-			r.q.complete(w, r.q.sendCQ, e.id, verbs.Success, sendWCOpcode(e.op))
+			wc := verbs.WC{ID: e.id, Op: sendWCOpcode(e.op), QPN: r.q.num}
+			if fetches(e.op) {
+				wc.ByteLen = e.length
+			}
+			r.q.sendCQ.push(w, &wc)
 		}
 		sq.head++
 	}
@@ -108,8 +119,7 @@ func (r *rc) refused(w *work, psn uint32, syndrome uint8) {
 	switch syndrome {
 	case wire.SyndromePSNSequence:
 		r.q.dev.stats.sequence.Add(1)
-		r.advance(w, psn)
-		r.lostAt(w, psn)
+		r.lostAt(w, r.acknowledge(w, psn))
 		return
 	case wire.SyndromeInvalidReq:
 		status = verbs.RemInvReqErr
@@ -121,8 +131,30 @@ func (r *rc) refused(w *work, psn uint32, syndrome uint8) {
 		r.q.dev.stats.malformed.Add(1)
 		return
 	}
-	r.advance(w, psn)
-	r.q.fail(w, status)
+	if at := r.acknowledge(w, psn); at != psn && !r.deniedAgain(w, at) {
+		return
+	}
+	// What is before it, if anything, will not be answered any more.
+	pos := r.q.sq.head
+	for ; pos+1 != r.q.sq.tail && wire.PSNDiff(r.q.sq.at(pos+1).psn, psn) <= 0; pos++ {
+	}
+	r.q.failAt(w, pos, status)
+}
+
+// maxDenials is how often responses are asked for that a refusal has overtaken.
+const maxDenials = 4
+
+// deniedAgain is asked about a refusal that came while responses from at on are missing. The peer sent them
+// first, so they are lost and are asked for again. Most responders are silent then, softroce gives them; one that only
+// repeats the refusal will not.
+func (r *rc) deniedAgain(w *work, at uint32) bool {
+	if r.denied == 0 || w.now()-r.nakAt >= max(r.srtt, minRTT) {
+		if r.denied++; r.denied > maxDenials {
+			return true
+		}
+		r.lostAt(w, at)
+	}
+	return false
 }
 
 // lostAt repeats everything from psn, which is una. Further NAKs of the round that
@@ -143,7 +175,10 @@ func (r *rc) lostAt(w *work, psn uint32) {
 
 // notReady takes an RNR NAK: the message of psn must be sent again, later.
 func (r *rc) notReady(w *work, psn uint32, code uint8) {
-	r.advance(w, psn)
+	if at := r.acknowledge(w, psn); at != psn {
+		r.lostAt(w, at)
+		return
+	}
 	if r.rnrUntil != 0 {
 		return // another copy of the NAK
 	}

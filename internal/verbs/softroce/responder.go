@@ -44,9 +44,17 @@ type responder struct {
 	nakSent bool
 	ahead   uint32 // the last packet beyond the gap
 
-	due       due
-	syndrome  uint8 // of the refusal that ended the connection; 0: none did
-	aheadMost uint32
+	due         due
+	syndrome    uint8 // of the refusal that ended the connection; 0: none did
+	refusedPSN  uint32
+	notReadyPSN uint32
+	aheadMost   uint32
+
+	// READs and atomics, see responder_read.go.
+	resources    []resource // as many as the peer may have outstanding
+	nextResource int        // the oldest
+	replies      int        // how many of them are being answered
+	replying     bool       // by device.replier
 
 	// Runs of nothing but duplicates: the answers do not arrive.
 	repeat   bool // the run at hand is one so far
@@ -69,11 +77,12 @@ func (r *rc) request(w *work, h *wire.Packet) {
 		return
 	} else if d < 0 {
 		r.q.dev.stats.duplicates.Add(1)
-		// Done before, but the acknowledgement may be lost. Duplicates of READs and
-		// atomics cannot be: none was ever executed.
+		// Done before, but the answer may be lost.
+		r.repeat = true
 		if h.Opcode.IsSend() || h.Opcode.IsWrite() {
 			r.answerWith(dueAck)
-			r.repeat = true
+		} else {
+			r.again(w, h)
 		}
 		return
 	}
@@ -84,8 +93,16 @@ func (r *rc) request(w *work, h *wire.Packet) {
 	switch {
 	case op.Begins() != (r.open == openNone),
 		!op.Begins() && op.IsSend() != (r.open == openSend),
-		!op.IsSend() && !op.IsWrite(), // no access was granted for READs, atomics, FLUSH
 		op.HasInv():
+		r.refuse(w, wire.SyndromeInvalidReq)
+		return
+	case op == wire.RCReadRequest:
+		r.takeRead(w, h)
+		return
+	case op.IsAtomic():
+		r.takeAtomic(w, h)
+		return
+	case !op.IsSend() && !op.IsWrite():
 		r.refuse(w, wire.SyndromeInvalidReq)
 		return
 	}
@@ -93,6 +110,7 @@ func (r *rc) request(w *work, h *wire.Packet) {
 		if r.q.rq.len() == 0 {
 			r.q.dev.stats.notReady.Add(1)
 			r.answerWith(dueNotReady)
+			r.notReadyPSN = h.PSN
 			// The requester sends all of it again without being asked.
 			r.nakSent, r.ahead = true, h.PSN
 			return
@@ -142,7 +160,10 @@ func (r *rc) takeSend(w *work, h *wire.Packet) bool {
 	if h.Opcode.Begins() {
 		r.open, r.off = openSend, 0
 	}
-	status := e.scatter(r.off, h.Payload)
+	status := verbs.LocProtErr
+	if !e.bad {
+		status = scatter(e.sgl, r.off, h.Payload)
+	}
 	switch status {
 	case verbs.Success:
 	case verbs.LocLenErr:
@@ -163,16 +184,13 @@ func (r *rc) takeSend(w *work, h *wire.Packet) bool {
 	return true
 }
 
-// scatter copies p to bytes off and following of a receive.
-func (e *recvWQE) scatter(off uint64, p []byte) verbs.Status {
-	if e.bad {
-		return verbs.LocProtErr
-	}
-	for i := range e.sgl {
+// scatter copies p to bytes off and following of what a list names.
+func scatter(sgl []sge, off uint64, p []byte) verbs.Status {
+	for i := range sgl {
 		if len(p) == 0 {
 			break
 		}
-		s := &e.sgl[i]
+		s := &sgl[i]
 		if off >= uint64(s.n) {
 			off -= uint64(s.n)
 			continue
@@ -250,10 +268,13 @@ func (r *rc) failRecv(w *work, status verbs.Status, syndrome uint8) {
 }
 
 // refuse answers the expected packet by a NAK that ends the connection.
-func (r *rc) refuse(w *work, syndrome uint8) {
+func (r *rc) refuse(w *work, syndrome uint8) { r.refuseAt(w, r.exp, syndrome) }
+
+// refuseAt is refuse for a packet that came before.
+func (r *rc) refuseAt(w *work, psn uint32, syndrome uint8) {
 	r.q.dev.stats.refused.Add(1)
 	r.answerWith(dueRefusal)
-	r.syndrome = syndrome
+	r.syndrome, r.refusedPSN = syndrome, psn
 	r.q.fail(w, verbs.Success)
 }
 
@@ -292,14 +313,20 @@ func (r *rc) answer(w *work) {
 			r.nakSent = true
 			break
 		}
-		fallthrough // the gap was filled, and what came ahead came again
-	case dueAck:
-		aeth = wire.ACK(r.msn)
-		psn = wire.PSNAdd(r.exp, psnMask)
+		d = dueAck // the gap was filled, and what came ahead came again
 	case dueNotReady:
-		aeth = wire.RNRNAK(r.q.minRNRTimer, r.msn)
+		if r.notReadyPSN == r.exp {
+			aeth = wire.RNRNAK(r.q.minRNRTimer, r.msn)
+			break
+		}
+		d = dueAck // it came again while earlier READs were being answered
 	case dueRefusal:
 		aeth = wire.NAK(r.syndrome, r.msn)
+		psn = r.refusedPSN
+	}
+	if d == dueAck {
+		aeth = wire.ACK(r.msn)
+		psn = wire.PSNAdd(r.exp, psnMask)
 	}
 	h := r.header(w, wire.RCAck, psn)
 	h.AETH = aeth

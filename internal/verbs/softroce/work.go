@@ -14,6 +14,11 @@ type work struct {
 	held []*mr
 	in   wire.Packet // the packet being received
 	out  wire.Packet // the headers being built
+
+	// Copies of what READ responses in the batch carry.
+	stage  []byte
+	staged int
+
 	time int64
 
 	overrun []*cq // their queue pairs fail
@@ -67,6 +72,29 @@ func (w *work) flush() {
 		w.held[i] = nil
 	}
 	w.held = w.held[:0]
+	w.staged = 0
+}
+
+// stageSize bounds the payload of the READ responses in a batch: two of the largest sends that the
+// kernel cuts into packets.
+const stageSize = 128 << 10
+
+// room sends the batch if it has no room for one more packet with n bytes of staged payload.
+func (w *work) room(n int) {
+	if w.stage == nil {
+		w.stage = make([]byte, stageSize)
+	}
+	if w.tx.Full() || w.staged+n > len(w.stage) {
+		w.flush()
+	}
+}
+
+// copied returns a copy of p that lives until the batch is sent. There is room.
+func (w *work) copied(p []byte) []byte {
+	n := copy(w.stage[w.staged:], p)
+	p = w.stage[w.staged : w.staged+n]
+	w.staged += n
+	return p
 }
 
 // end finishes the turn. No lock is held. handlersHere allows handlers of the

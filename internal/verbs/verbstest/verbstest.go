@@ -70,6 +70,7 @@ func TestProvider(t *testing.T, cfg Config) {
 	}{
 		{"Device", deviceTests},
 		{"Data", dataTests},
+		{"OneSided", oneSidedTests},
 		{"Queue", queueTests},
 		{"Notify", notifyTests},
 		{"Error", errorTests},

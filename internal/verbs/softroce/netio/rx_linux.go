@@ -260,7 +260,8 @@ func (s *rxSock) accept(p *Packet, d []byte, fl *flow, n int) bool {
 // refused records a datagram that is dropped.
 func (s *rxSock) refused(p *Packet, d []byte, why string) {
 	if s.u.cfg.Trace != nil {
-		s.u.cfg.Trace.Refused(p, d, why)
+		q := *p // p itself would be allocated for every packet
+		s.u.cfg.Trace.Refused(&q, d, why)
 	}
 }
 
