@@ -46,7 +46,24 @@ func (p *Process) join() error {
 			return err
 		}
 	}
-	return fmt.Errorf("all %d slots for processes on UDP port %d are taken: %w", MaxSlot, p.cfg.Port, unix.EADDRINUSE)
+	return fmt.Errorf("all %d slots for processes on UDP port %d are taken%s: %w", MaxSlot, p.cfg.Port, p.squatters(), unix.EADDRINUSE)
+}
+
+// squatters tells, in words, of other users who have taken slots of this one.
+func (p *Process) squatters() string {
+	n, uid := 0, 0
+	for i := range MaxSlot {
+		if fd, cred, err := dial(p.name(Target{Slot: uint8(i + 1)})); err == nil {
+			_ = unix.Close(fd)
+			if !p.trusted(cred) {
+				n, uid = n+1, int(cred.Uid)
+			}
+		}
+	}
+	if n == 0 {
+		return ""
+	}
+	return fmt.Sprintf(", %d of them by others than this user (uid %d)", n, uid)
 }
 
 // namePrefix is what names begin with. The @ stands for the zero byte of an abstract name.
@@ -92,6 +109,8 @@ func (p *Process) handOver(to Target, pkt *netio.Packet) error {
 		switch {
 		case err == nil:
 			return nil
+		case errors.Is(err, os.ErrClosed) && fresh: // by us, to make room
+			return fmt.Errorf("%w: %w", ErrDropped, err)
 		case errors.Is(err, unix.EPIPE), errors.Is(err, unix.ECONNRESET), errors.Is(err, unix.ENOTCONN), errors.Is(err, os.ErrClosed):
 			// It died. Another one may have the name by now, which did not when we connected.
 			p.forget(pe)
@@ -197,9 +216,12 @@ func (p *Process) gone(pe *peer) {
 	}
 }
 
+// watchTries bounds how often a process may end just when it is going to be watched.
+const watchTries = 3
+
 func (p *Process) watch(slot uint8, died func()) (stop func(), err error) {
 	w := &watch{died: died}
-	for {
+	for range watchTries {
 		pe, _, err := p.peer(Target{Slot: slot})
 		if err != nil {
 			return nil, err
@@ -223,6 +245,7 @@ func (p *Process) watch(slot uint8, died func()) (stop func(), err error) {
 			p.mu.Unlock()
 		}, nil
 	}
+	return nil, ErrUnclaimed
 }
 
 func (p *Process) leave() error {

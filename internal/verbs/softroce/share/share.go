@@ -49,6 +49,10 @@ type Config struct {
 	// once, in the order in which one process hands over to one target. The packet is
 	// valid until it returns.
 	Received func(pkt *netio.Packet)
+
+	// Short, if not nil, is told when descriptors or memory ran out, and what others
+	// hand over has to wait or is lost. It must not wait.
+	Short func(err error)
 }
 
 // Target is what a packet is for: a slot, or if that is 0 a port of the connection manager.
@@ -96,10 +100,11 @@ type Stats struct {
 	Dropped    uint64 // packets that HandOver could not pass on, unclaimed targets aside
 	Malformed  uint64 // messages of another version, or that make no sense
 	Foreign    uint64 // connections from or to other users' processes
+	Refused    uint64 // connections from a process that has too many
 }
 
 type counters struct {
-	handedOver, received, dropped, malformed, foreign atomic.Uint64
+	handedOver, received, dropped, malformed, foreign, refused atomic.Uint64
 }
 
 // Process is this process's part. Its methods are safe for concurrent use, and but for
@@ -136,6 +141,7 @@ func (p *Process) Stats() Stats {
 		Dropped:    p.dropped.Load(),
 		Malformed:  p.malformed.Load(),
 		Foreign:    p.foreign.Load(),
+		Refused:    p.refused.Load(),
 	}
 }
 
@@ -162,6 +168,7 @@ func (p *Process) HandOver(to Target, pkt *netio.Packet) error {
 		p.handedOver.Add(1)
 	case !errors.Is(err, ErrUnclaimed):
 		p.dropped.Add(1)
+		p.tellShort(err)
 	}
 	return err
 }
@@ -172,7 +179,25 @@ func (p *Process) Watch(slot uint8, died func()) (stop func(), err error) {
 	if slot == p.slot {
 		return nil, ErrOwn
 	}
-	return p.watch(slot, died)
+	stop, err = p.watch(slot, died)
+	p.tellShort(err)
+	return stop, err
+}
+
+// Shortage tells whether an error says that something ran out, which may come back.
+func Shortage(err error) bool {
+	for _, e := range []error{syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM, syscall.ENOBUFS} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
+}
+
+func (p *Process) tellShort(err error) {
+	if p.cfg.Short != nil && Shortage(err) {
+		p.cfg.Short(err)
+	}
 }
 
 // Close gives slot and ports up. No callback runs once it returns; so it must not be called by one.

@@ -421,7 +421,8 @@ func TestNoDescriptorsLeft(t *testing.T) {
 	require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &lim))
 	port := testPort()
 	in := make(inbox, 10)
-	p := join(t, Config{Port: port, Received: in.received})
+	short := make(chan error, 1000)
+	p := join(t, Config{Port: port, Received: in.received, Short: func(err error) { short <- err }})
 	c := newChild(t, port)
 	n := fds(t)
 	low = lim
@@ -439,8 +440,13 @@ func TestNoDescriptorsLeft(t *testing.T) {
 		files = append(files, f)
 	}
 	require.ErrorIs(t, p.HandOver(Target{Slot: c.slot}, testPacket(1)), ErrDropped)
-	_, _, err := p.BindPort(verbs.PSTCP, any4, 1)
+	require.ErrorIs(t, <-short, syscall.EMFILE)
+	_, err := p.Watch(c.slot, func() {})
+	require.ErrorIs(t, err, ErrDropped)
+	require.ErrorIs(t, <-short, syscall.EMFILE)
+	_, _, err = p.BindPort(verbs.PSTCP, any4, 1)
 	require.ErrorIs(t, err, syscall.EMFILE)
+	require.Empty(t, short)
 	// A message to us waits until we can accept again.
 	c.do("send %d", p.Slot()).expect("sent <nil>")
 	select {
@@ -448,6 +454,7 @@ func TestNoDescriptorsLeft(t *testing.T) {
 		t.Fatal("without a descriptor?")
 	case <-time.After(100 * time.Millisecond):
 	}
+	require.ErrorIs(t, <-short, syscall.EMFILE)
 	restore()
 	for _, f := range files {
 		f.Close()

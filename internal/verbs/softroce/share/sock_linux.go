@@ -73,8 +73,12 @@ type listener struct {
 
 	mu     sync.Mutex
 	closed bool
-	conns  map[*os.File]struct{}
+	conns  map[*os.File]int32 // whose they are
+	counts map[int32]int      // of each process
 }
+
+// maxConns bounds the connections of one process to a name. It needs one, and another while that one ends.
+const maxConns = 16
 
 // listen claims the name of a target.
 func (p *Process) listen(t Target) (*listener, error) {
@@ -95,7 +99,7 @@ func (p *Process) listen(t Target) (*listener, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &listener{p: p, target: t, f: f, rc: rc, conns: make(map[*os.File]struct{})}
+	l := &listener{p: p, target: t, f: f, rc: rc, conns: make(map[*os.File]int32), counts: make(map[int32]int)}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed {
@@ -150,6 +154,7 @@ func (l *listener) accept() {
 			return
 		}
 		// No descriptors left, or no memory. Those who wait are not lost.
+		l.p.tellShort(failed)
 		time.Sleep(50 * time.Millisecond)
 	}
 }
@@ -168,11 +173,22 @@ func (l *listener) serve(fd int) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.closed {
+	// Processes of other PID namespaces have the number 0, all of them.
+	limit := maxConns
+	if cred.Pid == 0 {
+		limit *= MaxSlot
+	}
+	switch {
+	case l.closed:
+		f.Close()
+		return
+	case l.counts[cred.Pid] >= limit:
+		l.p.refused.Add(1)
 		f.Close()
 		return
 	}
-	l.conns[f] = struct{}{}
+	l.conns[f] = cred.Pid
+	l.counts[cred.Pid]++
 	l.p.wg.Go(func() { l.receive(f) })
 }
 
@@ -197,8 +213,13 @@ func (l *listener) receive(f *os.File) {
 	}
 	f.Close()
 	l.mu.Lock()
-	delete(l.conns, f)
-	l.mu.Unlock()
+	defer l.mu.Unlock()
+	if pid, ok := l.conns[f]; ok {
+		delete(l.conns, f)
+		if l.counts[pid]--; l.counts[pid] == 0 {
+			delete(l.counts, pid)
+		}
+	}
 }
 
 // peer is a connection to another process.
