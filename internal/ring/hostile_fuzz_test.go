@@ -15,7 +15,7 @@ import (
 // its own or was published to it, the application gets what was written, in order and all of it,
 // and the first breach of a rule ends the connection with ErrProtocol.
 func FuzzPeer(f *testing.F) {
-	n := &nic{mrs: make(map[uint32]*nicMR)}
+	n := newNIC()
 	n.link = &nicLink{n: n}
 	dev, err := rc.OpenDevice(nicID{nicLink: n.link}) // keeps an arena from one run to the next
 	require.NoError(f, err)

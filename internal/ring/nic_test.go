@@ -18,6 +18,8 @@ type nic struct {
 	link *nicLink
 }
 
+func newNIC() *nic { return &nic{mrs: make(map[uint32]*nicMR)} }
+
 func (n *nic) Name() string                             { return "nic0" }
 func (n *nic) Info() *verbs.DeviceInfo                  { return &verbs.DeviceInfo{Name: "nic0"} }
 func (n *nic) Dup() (verbs.Device, error)               { return n, nil }
