@@ -118,10 +118,11 @@ func (c *Config) defaults() {
 // arguments are QEMU's. Descriptor 3 is the agent's port, 4 the wire to another guest.
 func (c *Config) arguments(k *kernel, initramfs, share string) []string {
 	kernel := []string{
-		"console=ttyS0", "quiet", "panic=-1", "oops=panic", "reboot=t", "mitigations=off", "tsc=reliable", "no_timer_check",
+		"console=ttyS0", "quiet", "panic=-1", "oops=panic", "reboot=t", "mitigations=off",
 		"random.trust_cpu=on", "rcupdate.rcu_expedited=1", "audit=0", "selinux=0", "apparmor=0",
-		"rdmavm_modules=" + k.modules, "rdmavm_name=" + c.Name, c.Append,
+		"rdmavm_modules=" + k.modules, "rdmavm_name=" + c.Name,
 	}
+	kernel = append(append(kernel, clock()...), c.Append)
 	args := []string{
 		"-M", c.Machine, "-accel", "tcg,thread=multi", "-cpu", "max", "-m", strconv.Itoa(c.MemoryMB), "-smp", strconv.Itoa(c.CPUs),
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-serial", "stdio",

@@ -1,0 +1,5 @@
+//go:build !amd64
+
+package vm
+
+func rdtsc() uint64 { return 0 }
