@@ -56,7 +56,7 @@ func newNode(t testing.TB, cfg *Config, host opener, addr netip.Addr) *node {
 	n.arena, err = p.NewArena(nodeMem)
 	require.NoError(t, err)
 	n.mem = n.arena.Bytes()
-	n.mr = n.reg(n.mem, verbs.LocalWrite|verbs.RemoteWrite)
+	n.mr = n.reg(n.mem, verbs.LocalWrite|verbs.RemoteWrite|verbs.RemoteRead|verbs.RemoteAtomic)
 	t.Cleanup(n.close)
 	return n
 }

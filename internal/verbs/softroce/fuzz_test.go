@@ -38,6 +38,10 @@ func FuzzReceive(f *testing.F) {
 	seed(wire.Packet{BTH: wire.BTH{Opcode: wire.RCWriteFirst}, RETH: reth, Payload: full}, packet(wire.RCWriteLastImm, 0, full[:44]))
 	seed(ack(0), response(0, wire.SyndromePSNSequence), response(0, wire.SyndromeRNR|1), response(0, wire.SyndromeRemoteAccess))
 	seed(packet(wire.RCReadRequest, 0, nil), packet(wire.RCReadResponseOnly, 0, full), packet(wire.UDSendOnly, 0, full))
+	seed(wire.Packet{BTH: wire.BTH{Opcode: wire.RCReadRequest}, RETH: reth}, wire.Packet{BTH: wire.BTH{Opcode: wire.RCReadRequest}, RETH: reth})
+	seed(packet(wire.RCFetchAdd, 0, nil), packet(wire.RCCompareSwap, 0, nil), packet(wire.RCAtomicAck, 0, nil))
+	seed(reply(0, 256, make([]byte, 600))...)
+	seed(append([]wire.Packet{ack(0), ack(0)}, reply(0, 256, make([]byte, 600))...)...)
 	f.Add([]byte{0, 1, 2, 3})
 
 	f.Fuzz(func(t *testing.T, in []byte) {
@@ -46,10 +50,12 @@ func FuzzReceive(f *testing.F) {
 		e := n.newEnd(verbs.QPInitAttr{}, 64, nil)
 		require.NoError(t, e.q.connect(&rcAttr{
 			path: newPath(addrA, addrB), destQPN: peerQPN, mtu: 256, ackTimeout: 19, rqPSN: 0xFFFFFC, sqPSN: 0xFFFFFD, rnrRetry: 3,
+			maxRDAtomic: 3, maxDestRDAtomic: 3,
 		}))
-		small := n.reg(n.mem[4096:4096+500], verbs.LocalWrite|verbs.RemoteWrite)
+		small := n.reg(n.mem[4096:4096+500], verbs.LocalWrite|verbs.RemoteWrite|verbs.RemoteRead|verbs.RemoteAtomic)
 		e.recv(verbs.RecvWR{SGL: []verbs.SGE{{Addr: small.Addr(), Length: 300, LKey: small.LKey()}}}, verbs.RecvWR{}, verbs.RecvWR{})
 		e.send(e.write(1, 0, 1000), e.write(2, 0, 0), e.write(3, 5, 5))
+		e.send(e.read(4, 8192, 600), e.fetchAdd(5, 8800, 1), e.read(6, 9000, 1))
 
 		var batch []netio.Packet
 		for len(in) >= 2 {
@@ -67,7 +73,7 @@ func FuzzReceive(f *testing.F) {
 					}
 					b[9], b[10], b[11] = byte(psn>>16), byte(psn>>8), byte(psn)
 				}
-				if op := wire.Opcode(b[0]); flags&4 != 0 && op.HasRETH() && len(b) >= op.HeaderLen() {
+				if op := wire.Opcode(b[0]); flags&4 != 0 && (op.HasRETH() || op.IsAtomic()) && len(b) >= op.HeaderLen() {
 					binary.BigEndian.PutUint64(b[12:], small.Addr()+uint64(flags>>4))
 					binary.BigEndian.PutUint32(b[20:], small.RKey())
 				}
@@ -81,11 +87,14 @@ func FuzzReceive(f *testing.F) {
 		n.dev.HandlePackets(batch)
 
 		require.NoError(t, e.q.ToError())
-		require.Len(t, e.completions(), 6, "every request completes once")
+		require.Len(t, e.completions(), 9, "every request completes once")
 		require.Zero(t, e.q.rc.inflight)
 		require.Zero(t, e.q.rc.cc.inflight)
 		require.Equal(t, make([]byte, 4096), n.mem[:4096])
 		require.Equal(t, make([]byte, 4096-500), n.mem[4096+500:8192])
+		for _, gap := range [][2]int{{8792, 8800}, {8808, 9000}, {9001, 12000}} {
+			require.Equal(t, make([]byte, gap[1]-gap[0]), n.mem[gap[0]:gap[1]])
+		}
 		require.NoError(t, small.Close())
 	})
 }

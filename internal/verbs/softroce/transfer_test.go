@@ -2,6 +2,7 @@ package softroce
 
 import (
 	"bytes"
+	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
 	"sync"
@@ -14,12 +15,18 @@ import (
 	"github.com/go-rdma/rdma/internal/verbs/softroce/simnet"
 )
 
-// The memory of a node in a transfer: what it sends, what the peer writes, and receives.
+// The memory of a node in a transfer: what it sends and the peer reads, what the peer writes, what it fetches from the
+// peer, the words of the peer's atomics, and receives.
 const (
 	outMem   = 256 << 10
 	inMem    = 256 << 10
+	fetchAt  = outMem + inMem
+	fetchMem = 120 << 10
+	wordsAt  = fetchAt + fetchMem
+	wordsMem = 8 << 10
+	slotsAt  = wordsAt + wordsMem
 	slotSize = 8 << 10
-	slots    = (nodeMem - outMem - inMem) / slotSize
+	slots    = (nodeMem - slotsAt) / slotSize
 )
 
 // op is a request of a transfer, and what comes of it.
@@ -29,21 +36,39 @@ type op struct {
 	data   []byte
 }
 
-func (o *op) consumes() bool { return o.wr.Op != verbs.OpWrite }
+func (o *op) consumes() bool { return o.wr.Op != verbs.OpWrite && !fetches(o.wr.Op) }
 
 // noise is what transfers send parts of.
 var noise = sync.OnceValue(func() []byte { return pattern(1, 2*outMem) })
 
-// plan draws the requests of one direction. in is the memory of the peer as it will be.
-func plan(r *rand.Rand, from, to *node, n int) (ops []op, in []byte) {
-	in = make([]byte, inMem)
-	copy(from.mem[:outMem], noise()[r.IntN(outMem):])
+var planOps = []verbs.Opcode{
+	verbs.OpSend, verbs.OpSendWithImm, verbs.OpWrite, verbs.OpWriteWithImm, verbs.OpRead, verbs.OpRead, verbs.OpFetchAdd, verbs.OpCompareSwap,
+}
+
+// effects are what a direction of a transfer leaves in memory.
+type effects struct {
+	in, words []byte // at the peer
+	fetched   []byte
+}
+
+// plan draws the requests of one direction. Both nodes have filled what they send.
+func plan(r *rand.Rand, from, to *node, n int) (ops []op, e effects) {
+	e = effects{in: make([]byte, inMem), words: make([]byte, wordsMem), fetched: make([]byte, fetchMem)}
+	in := e.in
 	for i := range n {
 		var o op
 		o.wr.ID = uint64(i)
-		o.wr.Op = []verbs.Opcode{verbs.OpSend, verbs.OpSendWithImm, verbs.OpWrite, verbs.OpWriteWithImm}[r.IntN(4)]
+		o.wr.Op = planOps[r.IntN(len(planOps))]
 		if r.IntN(3) == 0 || i == n-1 {
 			o.wr.Flags = verbs.Signaled
+		}
+		if r.IntN(5) == 0 {
+			o.wr.Flags |= verbs.Fence
+		}
+		if fetches(o.wr.Op) {
+			planFetch(r, from, to, &o, &e)
+			ops = append(ops, o)
+			continue
 		}
 		o.wr.Imm = r.Uint32()
 		size := r.IntN(slotSize + 1)
@@ -71,7 +96,42 @@ func plan(r *rand.Rand, from, to *node, n int) (ops []op, in []byte) {
 		}
 		ops = append(ops, o)
 	}
-	return ops, in
+	return ops, e
+}
+
+// planFetch draws a READ of what the peer sends, or an atomic on one of a few words of it.
+func planFetch(r *rand.Rand, from, to *node, o *op, e *effects) {
+	o.wr.RKey = to.mr.RKey()
+	if o.wr.Op == verbs.OpRead {
+		size := r.IntN(4 * slotSize)
+		if r.IntN(3) == 0 {
+			size = r.IntN(64)
+		}
+		off, at := r.IntN(outMem-size), r.IntN(fetchMem-size)
+		o.data = to.mem[off : off+size]
+		copy(e.fetched[at:], o.data)
+		cut := r.IntN(size + 1)
+		o.wr.SGL = []verbs.SGE{from.sge(fetchAt+at, cut), from.sge(fetchAt+at+cut, size-cut)}
+		o.wr.RemoteAddr = to.mr.Addr() + uint64(off)
+		return
+	}
+	off, at := 8*r.IntN(4), r.IntN(fetchMem-8)
+	word := e.words[off : off+8]
+	original := binary.NativeEndian.Uint64(word)
+	o.wr.SwapAdd = r.Uint64()
+	switch {
+	case o.wr.Op == verbs.OpFetchAdd:
+		binary.NativeEndian.PutUint64(word, original+o.wr.SwapAdd)
+	case r.IntN(2) == 0:
+		o.wr.Compare = original
+		binary.NativeEndian.PutUint64(word, o.wr.SwapAdd)
+	default:
+		o.wr.Compare = original + 1
+	}
+	binary.NativeEndian.PutUint64(e.fetched[at:], original)
+	o.data = word // its length
+	o.wr.SGL = from.sgl(fetchAt+at, 8)
+	o.wr.RemoteAddr = to.mr.Addr() + uint64(wordsAt+off)
 }
 
 // drive runs one end of a transfer until all of out is done and all of in has
@@ -89,7 +149,7 @@ func drive(e *end, r *rand.Rand, wake chan struct{}, out, in []op, ready int) er
 	for received < len(arriving) || done < last {
 		// Receives come in fits and starts, so that some requests meet none.
 		for k := r.IntN(ready + 1); k > 0 && posted < len(arriving) && posted-received < ready; k-- {
-			wr := verbs.RecvWR{ID: uint64(posted), SGL: e.sgl(outMem+inMem+posted%slots*slotSize, slotSize)}
+			wr := verbs.RecvWR{ID: uint64(posted), SGL: e.sgl(slotsAt+posted%slots*slotSize, slotSize)}
 			if _, err := e.q.PostRecv([]verbs.RecvWR{wr}); err != nil {
 				return err
 			}
@@ -130,6 +190,9 @@ func drive(e *end, r *rand.Rand, wake chan struct{}, out, in []op, ready int) er
 				if uint64(done) != c.ID {
 					return fmt.Errorf("request %d completed where %d was due", c.ID, done)
 				}
+				if o := &out[done]; fetches(o.wr.Op) && (int(c.ByteLen) != len(o.data) || c.Op != sendWCOpcode(o.wr.Op)) {
+					return fmt.Errorf("request %d, %v of %d bytes: %+v", done, o.wr.Op, len(o.data), c)
+				}
 			}
 		}
 		if n > 0 {
@@ -161,7 +224,7 @@ func arrived(e *end, arriving []*op, i int, c *verbs.WC) error {
 	if o.wr.Op == verbs.OpWriteWithImm {
 		return nil
 	}
-	slot := e.mem[outMem+inMem+i%slots*slotSize:]
+	slot := e.mem[slotsAt+i%slots*slotSize:]
 	if !bytes.Equal(slot[:len(o.data)], o.data) {
 		return fmt.Errorf("receive %d: wrong bytes", i)
 	}
@@ -185,9 +248,13 @@ func transfer(t *testing.T, seed uint64, net simnet.Options, l link, ready, n in
 		}
 		l.notifyA, l.notifyB = ring(wakeA), ring(wakeB)
 		l.attr.MaxSendWR, l.attr.MaxRecvWR = 1+r.IntN(64), slots
+		l.rd = uint8(1 + r.IntN(6))
 		x, y := connected(a, b, l)
-		toB, inB := plan(r, a, b, n)
-		toA, inA := plan(r, b, a, n)
+		for _, z := range []*node{a, b} {
+			copy(z.mem[:outMem], noise()[r.IntN(outMem):])
+		}
+		toB, ofB := plan(r, a, b, n)
+		toA, ofA := plan(r, b, a, n)
 
 		start := time.Now()
 		var wg sync.WaitGroup
@@ -199,8 +266,14 @@ func transfer(t *testing.T, seed uint64, net simnet.Options, l link, ready, n in
 		took = time.Since(start)
 		require.NoError(t, errA)
 		require.NoError(t, errB)
-		require.Equal(t, inB, b.mem[outMem:outMem+inMem])
-		require.Equal(t, inA, a.mem[outMem:outMem+inMem])
+		for _, z := range []struct {
+			from, to *node
+			e        effects
+		}{{a, b, ofB}, {b, a, ofA}} {
+			require.Equal(t, z.e.in, z.to.mem[outMem:outMem+inMem])
+			require.Equal(t, z.e.words, z.to.mem[wordsAt:wordsAt+wordsMem])
+			require.Equal(t, z.e.fetched, z.from.mem[fetchAt:fetchAt+fetchMem])
+		}
 		// Nothing comes late, or twice.
 		time.Sleep(time.Minute)
 		require.Empty(t, x.completions())
