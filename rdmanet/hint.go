@@ -28,9 +28,7 @@ func hint(e *Error, addr net.Addr) string {
 	case PhaseExchange:
 		return "the peer must speak rsockets version 1: use rdmanet or librdmacm's rsockets at both ends"
 	case PhaseTransfer:
-		if errors.Is(e.Err, syscall.ETIMEDOUT) {
-			return "the peer's host, its process or the way to it is gone"
-		}
+		return transferHint(e.Err)
 	}
 	return ""
 }
@@ -77,6 +75,16 @@ func resolveHint(err error) string {
 	return ""
 }
 
+func transferHint(err error) string {
+	switch {
+	case errors.Is(err, syscall.ETIMEDOUT):
+		return "the peer's host, its process or the way to it is gone"
+	case errors.Is(err, syscall.EMSGSIZE):
+		return "an interface, a router or a tunnel has a smaller MTU than when the connection was made: connect again"
+	}
+	return ""
+}
+
 func routeHint(err error, addr net.Addr) string {
 	a, _ := addr.(*Addr)
 	switch {
@@ -86,6 +94,8 @@ func routeHint(err error, addr net.Addr) string {
 		return "another listener of this host has the port: end it, or choose another port (0 picks a free one)"
 	case errors.Is(err, syscall.EADDRNOTAVAIL):
 		return "the local address must be one of this host's; rdmanet.Devices lists those with a device"
+	case errors.Is(err, syscall.EMSGSIZE):
+		return "RDMA needs an MTU of at least 352 bytes"
 	case errors.Is(err, syscall.ENETUNREACH), errors.Is(err, syscall.EHOSTUNREACH):
 		if a != nil {
 			return "see: ip route get " + a.IP.WithZone("").String()

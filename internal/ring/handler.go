@@ -84,7 +84,7 @@ func (in *arrivals) take(c *Conn, wcs []verbs.WC) {
 			// Receives have no buffers: only a SEND's bytes can be too many for one.
 			in.broke(fmt.Errorf("%w: a SEND (%w)", ErrProtocol, wc.Status))
 		case wc.Status != verbs.Success:
-			in.fail(statusError(wc.Status))
+			in.fail(c.statusError(wc.Status))
 		case wc.ID&rc.RecvBit == 0:
 			in.sends = true
 		case c.rx.err == nil:
@@ -276,8 +276,11 @@ func (c *Conn) failLocked(err error) {
 }
 
 // statusError is the errno of a completion that failed.
-func statusError(s verbs.Status) error {
+func (c *Conn) statusError(s verbs.Status) error {
 	switch s {
+	case verbs.LocLenErr: // of a message that was within what the connection had agreed on
+		return fmt.Errorf("packets with %d bytes of data are too long for the way to the peer: %w",
+			c.rc.QP().Cap().PathMTU, syscall.EMSGSIZE)
 	case verbs.RetryExcErr, verbs.RNRRetryExcErr, verbs.RespTimeoutErr:
 		return syscall.ETIMEDOUT
 	case verbs.RemAccessErr, verbs.RemInvReqErr, verbs.RemOpErr, verbs.RemAbortErr, verbs.BadRespErr:

@@ -329,6 +329,47 @@ func TestPathMTULost(t *testing.T) {
 	}
 }
 
+// TestPathShrinks: what was agreed on is too long for the way. The connection fails at once, its other
+// messages do not.
+func TestPathShrinks(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		n := simnet.New(1, simnet.Options{MTU: 1500, Delay: time.Millisecond})
+		open := func(h *simnet.Host) *Provider {
+			return New(&Config{Open: func(hd netio.Handler) (netio.Conn, error) {
+				conn, err := h.Open(hd)
+				return narrow{conn, 9000}, err
+			}})
+		}
+		a, b := open(n.Host(addrA)), open(n.Host(addrB))
+		l := mustListen(t, b, netip.AddrPortFrom(addrB, 0), nil)
+		for _, size := range []uint32{4096, 10000} { // one too long, and one with a last packet that is not
+			x := resolveSide(t, a, l.Addr())
+			done := x.dial(background())
+			y := accept(t, l)
+			require.NoError(t, done())
+			x.ping(y)
+			start := time.Now()
+			k, err := x.qp.PostSend([]verbs.SendWR{
+				{ID: 7, Op: verbs.OpSend, Flags: verbs.Signaled, SGL: []verbs.SGE{{Addr: x.mr.Addr(), Length: size, LKey: x.mr.LKey()}}},
+				{ID: 8, Op: verbs.OpSend, Flags: verbs.Signaled, Inline: []byte("behind it")},
+			})
+			require.NoError(t, err)
+			require.Equal(t, 2, k)
+			wc := x.completion()
+			require.Equal(t, verbs.LocLenErr, wc.Status)
+			require.EqualValues(t, 7, wc.ID)
+			require.Equal(t, verbs.WRFlushErr, x.completion().Status)
+			require.Less(t, time.Since(start), time.Millisecond)
+			require.NoError(t, x.id.Disconnect())
+			require.Equal(t, verbs.EventDisconnected, y.wait(2).Type)
+			x.close()
+			y.close()
+		}
+		require.NoError(t, l.Close())
+		unused(t, a, b)
+	})
+}
+
 // TestTrafficClass: the active side's traffic class is that of all packets.
 func TestTrafficClass(t *testing.T) {
 	bubble(t, func(t *testing.T) {

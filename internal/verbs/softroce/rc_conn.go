@@ -114,6 +114,7 @@ func (r *rc) received(w *work) {
 		r.transmit(w)
 	}
 	r.kicked = false
+	r.failLong(w)
 }
 
 // stop ends all activity for good. An answer that is due is still given.

@@ -155,8 +155,17 @@ func (r *rc) transmit(w *work) {
 		// these packets, or of the ones they repeat, is processed.
 		w.flush()
 	}
+	r.failLong(w)
 	r.failHead(w)
 	r.arm(w)
+}
+
+// failLong fails the connection if its packets have become too long for the way to the peer. Their
+// length was agreed on for as long as it lasts: sending them again is in vain.
+func (r *rc) failLong(w *work) {
+	if r.q.state == stateRTS && r.path.TooLong() {
+		r.q.fail(w, verbs.LocLenErr)
+	}
 }
 
 // maySend tells whether the packet at nxt may be sent now, by the number of PSNs it takes: 0 if not, and

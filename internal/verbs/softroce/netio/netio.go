@@ -21,9 +21,10 @@ type Path struct {
 	HopLimit      uint8 // 0: 64
 
 	// flow picks one of the UDP source ports. Packets of one flow keep their order.
-	flow   atomic.Uint32
-	single atomic.Bool
-	errno  atomic.Uint32
+	flow    atomic.Uint32
+	single  atomic.Bool
+	tooLong atomic.Bool
+	errno   atomic.Uint32
 
 	enc atomic.Pointer[pathEnc] // what a Conn keeps of it
 }
@@ -47,6 +48,13 @@ func (p *Path) Err() error {
 	}
 	return nil
 }
+
+// TooLong tells whether a packet was longer than the way to the peer carries: the interface's MTU or
+// what a router reported (path MTU discovery) is smaller than it was.
+func (p *Path) TooLong() bool { return p.tooLong.Load() }
+
+// SetTooLong is for implementations of [Conn].
+func (p *Path) SetTooLong() { p.tooLong.Store(true) }
 
 func (p *Path) setErr(e syscall.Errno) {
 	if p.errno.Load() != uint32(e) {

@@ -245,6 +245,9 @@ func (st *txState) mark(b *TxBatch, idx []uint8, m int, e syscall.Errno) {
 	g := &st.grps[m]
 	for _, i := range idx[g.first : g.first+g.n] {
 		b.pkts[i].path.setErr(e)
+		if e == unix.EMSGSIZE {
+			b.pkts[i].path.SetTooLong()
+		}
 	}
 }
 

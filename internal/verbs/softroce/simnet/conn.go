@@ -66,6 +66,7 @@ func (c *conn) Send(b *netio.TxBatch) error {
 		size := len(f.buf) + wire.ICRCLen
 		if headers(path.Remote)+size > n.opts.mtu() {
 			err = fmt.Errorf("simnet: packet of %d bytes: %w", size, syscall.EMSGSIZE)
+			path.SetTooLong()
 			n.recycle(f)
 			continue
 		}
