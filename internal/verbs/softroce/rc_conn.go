@@ -107,6 +107,7 @@ func (r *rc) received(w *work) {
 	r.settle(w)
 	// Others wait for this goroutine: what takes longer is done by another.
 	if !r.replying && !r.respond(w, replyHere) {
+		w.flush() // before what the other sends
 		r.replying = true
 		w.dev.replier.add(r)
 	}

@@ -177,6 +177,7 @@ func (r *rc) answered(w *work, h *wire.Packet) {
 	psn := h.PSN
 	if psn != r.seen {
 		if at := r.acknowledge(w, psn); at != psn {
+			r.q.dev.stats.gaps.Add(1)
 			r.lostAt(w, at)
 			return
 		}

@@ -1,6 +1,7 @@
 package softroce
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
 	"testing"
@@ -10,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-rdma/rdma/internal/verbs"
+	"github.com/go-rdma/rdma/internal/verbs/softroce/simnet"
 	"github.com/go-rdma/rdma/internal/verbs/softroce/wire"
 )
 
@@ -498,4 +500,22 @@ func TestReadsAcrossThePSNWrapAtTheResponder(t *testing.T) {
 		r.send(r.ask(0xFFFFFF, 256, 744))
 		require.Empty(t, requireReply(t, r.take(), 0xFFFFFF, 256, pattern(1, 1000)[256:], 1))
 	})
+}
+
+// TestRepliesKeepTheirOrderBetweenGoroutines: what the reader of the network began, another goroutine goes on with.
+func TestRepliesKeepTheirOrderBetweenGoroutines(t *testing.T) {
+	wake := make(chan struct{}, 1)
+	_, a, b := pair(t, 1, simnet.Options{})
+	x, y := connected(a, b, link{mtu: 256, rd: 4, notifyA: func() { wake <- struct{}{} }})
+	copy(b.mem, pattern(1, nodeMem))
+	for range 20 {
+		require.NoError(t, x.cq.Arm())
+		clear(a.mem)
+		x.send(verbs.SendWR{ID: 1, Op: verbs.OpRead, Flags: verbs.Signaled, SGL: a.sgl(0, nodeMem), RemoteAddr: b.mr.Addr(), RKey: b.mr.RKey()})
+		<-wake
+		require.Equal(t, []outcome{{1, 0}}, x.outcomes())
+		require.True(t, bytes.Equal(b.mem, a.mem))
+	}
+	require.Zero(t, a.dev.stats.gaps.Load())
+	require.Empty(t, y.completions())
 }

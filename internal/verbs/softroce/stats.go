@@ -26,6 +26,7 @@ type counters struct {
 	timeouts    atomic.Uint64 // retransmission timeouts
 	rnrs        atomic.Uint64 // RNR NAKs received
 	sequence    atomic.Uint64 // PSN sequence NAKs received
+	gaps        atomic.Uint64 // responses received that show the loss of others before them
 	sendErrors  atomic.Uint64 // batches that the network refused
 	overruns    atomic.Uint64 // completion queues that overflowed
 }
