@@ -108,6 +108,8 @@ func TestHints(t *testing.T) {
 		{PhaseRoute, syscall.EADDRINUSE, "another port"},
 		{PhaseRoute, syscall.EADDRNOTAVAIL, "rdmanet.Devices"},
 		{PhaseRoute, syscall.EHOSTUNREACH, "ip route get 10.1.2.3"},
+		{PhaseRoute, syscall.EMSGSIZE, "352 bytes"},
+		{PhaseTransfer, syscall.EMSGSIZE, "connect again"},
 		{PhaseConnect, &RejectError{Reason: 8}, "rdmanet.Listen"},
 		{PhaseConnect, &RejectError{Reason: 28}, "Admit"},
 		{PhaseConnect, &RejectError{Reason: 26}, "smaller MTU"},

@@ -71,10 +71,37 @@ func outOfResources(err error) bool {
 	return errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) || errors.Is(err, syscall.ENOMEM)
 }
 
-// RejectError is a peer's refusal of a connection. Reason is one of the
-// InfiniBand Architecture Specification: 8 if nobody listens, 28 if the
-// application refused. To errors.Is it is ECONNREFUSED.
-type RejectError = verbs.RejectError
+// RejectError is a peer's refusal of a connection. To errors.Is it is ECONNREFUSED.
+type RejectError struct {
+	// Reason is one of the InfiniBand Architecture Specification (12.6.7.2): 8 if nobody listens, 28
+	// if the application refused; on iWARP an errno.
+	Reason int
+
+	// PrivateData is what the peer's program said, padded with zeros. Package rdmanet says nothing.
+	PrivateData []byte
+}
+
+func (e *RejectError) Error() string { return (*verbs.RejectError)(e).Error() }
+
+// Is makes every refusal match ECONNREFUSED.
+func (e *RejectError) Is(target error) bool { return (*verbs.RejectError)(e).Is(target) }
+
+// refusal is an error of the floors below that wraps a refusal.
+type refusal struct {
+	error
+	reject *RejectError
+}
+
+func (r *refusal) Unwrap() []error { return []error{r.error, r.reject} }
+
+// withReject gives err, if it is a refusal, the type that users know.
+func withReject(err error) error {
+	var rej *verbs.RejectError
+	if !errors.As(err, &rej) {
+		return err
+	}
+	return &refusal{err, (*RejectError)(rej)}
+}
 
 // ErrNoDevice says that no device serves an address, or that the one asked for is not
 // there. The text of an error that wraps it names each one tried, with its cause.
@@ -118,6 +145,7 @@ func newError(phase Phase, err error, addr net.Addr) *Error {
 	case errors.Is(err, io.ErrUnexpectedEOF):
 		e.Err = syscall.ECONNRESET
 	}
+	e.Err = withReject(e.Err)
 	e.Hint = hint(e, addr)
 	return e
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"net/netip"
 	"strings"
 	"syscall"
 
@@ -69,6 +70,9 @@ func resolveHint(err error) string {
 	if errors.As(err, new(net.UnknownNetworkError)) {
 		return `the networks are "rdma", "rdma4" and "rdma6"`
 	}
+	if errors.Is(err, syscall.EADDRNOTAVAIL) {
+		return "a listener takes connections to one address of this host, or to all of them" // a multicast address
+	}
 	if errors.Is(err, errors.ErrUnsupported) {
 		return `use a stream network: "rdma", "rdma4" or "rdma6"`
 	}
@@ -96,6 +100,8 @@ func routeHint(err error, addr net.Addr) string {
 		return "the local address must be one of this host's; rdmanet.Devices lists those with a device"
 	case errors.Is(err, syscall.EMSGSIZE):
 		return "RDMA needs an MTU of at least 352 bytes"
+	case a != nil && (a.IP.IsMulticast() || a.IP == netip.AddrFrom4([4]byte{255, 255, 255, 255})):
+		return "a stream goes to one host: dial that host's own address"
 	case errors.Is(err, syscall.ENETUNREACH), errors.Is(err, syscall.EHOSTUNREACH):
 		if a != nil {
 			return "see: ip route get " + a.IP.WithZone("").String()

@@ -26,6 +26,20 @@ func setMTU(t *testing.T, name string, mtu uint32) {
 	require.NoError(t, unix.IoctlIfreq(fd, unix.SIOCSIFMTU, req))
 }
 
+// portMTU is what the built-in device's port tells of itself.
+func portMTU(t *testing.T) int {
+	t.Helper()
+	ds, err := rdmanet.Devices()
+	require.NoError(t, err)
+	for _, d := range ds {
+		if d.Provider == "softroce" {
+			return d.Ports[0].MTU
+		}
+	}
+	t.Fatal("no device")
+	return 0
+}
+
 // TestMTUShrinks: a connection whose packets do not fit the way any more says so at once, its peer when it is closed, and the
 // next one has shorter packets.
 func TestMTUShrinks(t *testing.T) {
@@ -34,6 +48,7 @@ func TestMTUShrinks(t *testing.T) {
 	}
 	for _, addr := range []string{"127.0.0.1:0", "[::1]:0"} {
 		setMTU(t, "lo", 9000)
+		require.Equal(t, 4096, portMTU(t))
 		l, err := rdmanet.Listen("rdma", addr)
 		require.NoError(t, err)
 		pair := func() (c, s net.Conn) {
@@ -74,6 +89,7 @@ func TestMTUShrinks(t *testing.T) {
 		require.Less(t, time.Since(start), 5*time.Second)
 		require.NoError(t, s.Close())
 
+		require.Equal(t, 1024, portMTU(t))
 		c, s = pair()
 		transfer(c, s)
 		transfer(s, c)

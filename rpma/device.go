@@ -32,7 +32,7 @@ type Device struct {
 // Port describes one port of a device.
 type Port struct {
 	Num       int
-	MTU       int          // bytes: the limit of a datagram's payload
+	MTU       int          // bytes: the limit of a datagram's payload; a route may allow less
 	State     string       // "ACTIVE", "DOWN"
 	Interface string       // network interface; empty when the port serves all of the host
 	GIDs      []netip.Addr // the port's addresses

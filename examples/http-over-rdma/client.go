@@ -23,6 +23,9 @@ import (
 // get fetches every file below rawURL, whose directories are listed as
 // http.FileServer lists them, and compares each with what SHA256SUMS says.
 func get(ctx context.Context, rawURL string, verbose bool) error {
+	if !strings.Contains(rawURL, "://") {
+		return fmt.Errorf("%q is no URL: try http://%s/", rawURL, strings.Trim(rawURL, "/"))
+	}
 	root, err := url.Parse(rawURL)
 	if err != nil {
 		return err

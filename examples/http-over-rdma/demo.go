@@ -67,11 +67,11 @@ func demo(ctx context.Context, large int64) (err error) {
 	if err := client.Wait(); err != nil {
 		return fmt.Errorf("client: %w", err)
 	}
-	fmt.Print(`
-Next, in two terminals or on two machines:
+	fmt.Printf(`
+Next, in two terminals, or the second on another machine:
   go run ./examples/http-over-rdma serve -addr :8080 .
-  go run ./examples/http-over-rdma get http://127.0.0.1:8080/
-`)
+  go run ./examples/http-over-rdma get http://%s/
+`, usable("[::]:8080")[0])
 	return nil
 }
 

@@ -168,6 +168,31 @@ func TestBadInput(t *testing.T) {
 	}
 }
 
+// TestAddresses: what the server prints can be dialed, and an address is no URL.
+func TestAddresses(t *testing.T) {
+	dir := t.TempDir()
+	cmd := program(t, "serve", "-addr", ":0", dir)
+	out, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+	line, err := bufio.NewReader(out).ReadString('\n')
+	require.NoError(t, err)
+	_, url, ok := strings.Cut(strings.TrimSpace(line), " at ")
+	require.True(t, ok, line)
+	require.NotContains(t, url, "[::]")
+	require.Zero(t, runProgram(t, "get", url).code)
+	addr := strings.TrimSuffix(strings.TrimPrefix(url, "http://"), "/")
+	r := runProgram(t, "get", addr)
+	require.Equal(t, 1, r.code)
+	require.Contains(t, r.errOut, "try "+url)
+
+	require.Equal(t, []string{"127.0.0.1:1"}, usable("127.0.0.1:1"))
+	for _, a := range usable("0.0.0.0:1") {
+		require.NotContains(t, a, "[")
+	}
+}
+
 func TestPortInUse(t *testing.T) {
 	url, _ := startServer(t, t.TempDir())
 	addr := strings.TrimSuffix(strings.TrimPrefix(url, "http://"), "/")

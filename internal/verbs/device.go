@@ -76,7 +76,7 @@ type DeviceInfo struct {
 type PortInfo struct {
 	Num       int
 	State     string // "ACTIVE", "DOWN"
-	MTU       MTU    // active MTU: the limit of a datagram
+	MTU       MTU    // active MTU: the limit of a datagram; a route may allow less
 	Interface string // network interface; empty when the port serves all of the host
 	GIDs      []netip.Addr
 }

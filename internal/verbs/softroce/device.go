@@ -141,9 +141,10 @@ const (
 )
 
 func (d *device) Info() *verbs.DeviceInfo {
-	port := verbs.PortInfo{
-		Num: 1, State: "ACTIVE",
-		MTU: 1024, // what Ethernet's 1500 bytes carry; connections take their route's
+	// The port serves all interfaces; connections take their route's MTU.
+	port := verbs.PortInfo{Num: 1, State: "ACTIVE", MTU: 1024}
+	if c, ok := d.conn.(interface{ MTU() int }); ok {
+		port.MTU = max(pathMTU(c.MTU()), minMTU)
 	}
 	if gids, err := d.conn.Addrs(); err == nil {
 		port.GIDs = gids

@@ -51,7 +51,11 @@ func (p *Provider) listen(in *instance, attr *verbs.ListenAttr) (*listener, erro
 	case addr.IsMulticast():
 		return nil, syscall.EADDRNOTAVAIL
 	default:
-		if _, err := in.dev.conn.Route(addr, addr); err != nil {
+		_, err := in.dev.conn.Route(addr, addr)
+		if errors.Is(err, syscall.ENETUNREACH) {
+			err = syscall.EADDRNOTAVAIL // a broadcast address, for one
+		}
+		if err != nil {
 			return nil, err
 		}
 	}

@@ -2,6 +2,7 @@ package netio
 
 import (
 	"encoding/binary"
+	"errors"
 	"net"
 	"net/netip"
 	"syscall"
@@ -65,7 +66,11 @@ func connectTo(local, remote netip.Addr) (Route, int, error) {
 				return Route{}, syscall.EADDRNOTAVAIL
 			}
 		}
-		if err := unix.Connect(fd, sockaddr(remote, Port, scope)); err != nil {
+		err := unix.Connect(fd, sockaddr(remote, Port, scope))
+		if errors.Is(err, unix.EACCES) {
+			err = unix.ENETUNREACH // a broadcast address, which is no peer's
+		}
+		if err != nil {
 			return Route{}, bare(err)
 		}
 		ls, err := unix.Getsockname(fd)
@@ -230,6 +235,30 @@ func routeAnswer(b []byte) uint32 {
 		b = b[min((n+3)&^3, len(b)):]
 	}
 	return 0
+}
+
+// MTU is the largest of an interface that leads to others, or that of loopback if there is none. It is 0
+// where that cannot be found out.
+func (u *UDP) MTU() (mtu int) {
+	ifs, err := net.Interfaces()
+	if err != nil {
+		return 0
+	}
+	loopback := 0
+	for _, ifi := range ifs {
+		addrs, err := ifi.Addrs()
+		switch {
+		case ifi.Flags&net.FlagUp == 0, err != nil, len(addrs) == 0:
+		case ifi.Flags&net.FlagLoopback != 0:
+			loopback = ifi.MTU
+		default:
+			mtu = max(mtu, ifi.MTU)
+		}
+	}
+	if mtu == 0 {
+		return loopback
+	}
+	return mtu
 }
 
 // Addrs lists the addresses of the interfaces that are up. Those of one link have their zone.
