@@ -4,15 +4,11 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"os"
-	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -208,50 +204,6 @@ func TestHTTPLargeBodies(t *testing.T) {
 	})
 }
 
-// All requests are in their handlers at the same time, each on a connection of its own.
-func TestHTTPManyConnections(t *testing.T) {
-	n := 500
-	if race.Enabled {
-		n = 150
-	}
-	m := httpModes[0]
-	l := listen(t, nil)
-	var together sync.WaitGroup
-	together.Add(n)
-	_, client := m.serve(t, l, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		b, err := io.ReadAll(r.Body) // HTTP/1.1 reads no more once it answers
-		assert.NoError(t, err)
-		together.Done()
-		together.Wait()
-		w.Write(b)
-	}), nil)
-	errs := make(chan error, n)
-	for i := range n {
-		go func() {
-			want := strings.Repeat(fmt.Sprintf("request %d ", i), 1000)
-			resp, err := client.Post(m.url(l), "text/plain", strings.NewReader(want))
-			if err == nil {
-				var got []byte
-				got, err = io.ReadAll(resp.Body)
-				resp.Body.Close()
-				if err == nil && string(got) != want {
-					err = errors.New("another body")
-				}
-			}
-			errs <- err
-		}()
-	}
-	for range n {
-		select {
-		case err := <-errs:
-			require.NoError(t, err)
-		case <-time.After(60 * time.Second):
-			require.FailNow(t, "requests hang")
-		}
-	}
-	assert.EqualValues(t, n, l.Stats().Accepted)
-}
-
 func TestHTTPShutdown(t *testing.T) {
 	eachMode(t, func(t *testing.T, m httpMode) {
 		const n = 10
@@ -330,96 +282,6 @@ func TestHTTPClientCancels(t *testing.T) {
 		within(t, 10*time.Second, "the server's context", func() { <-ended })
 		get(t, client, m.url(l)+"/quick")
 	})
-}
-
-// The server's timeouts end what does not end by itself.
-func TestHTTPServerTimeouts(t *testing.T) {
-	t.Parallel() // it mostly waits
-	const timeout = 200 * time.Millisecond
-	big := make([]byte, 64<<20)
-	failed := make(chan error, 1)
-	l := listen(t, nil)
-	httpModes[0].serve(t, l, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path == "/big" {
-			_, err := w.Write(big)
-			failed <- err
-			return
-		}
-		_, err := io.ReadAll(r.Body)
-		failed <- err
-	}), func(s *http.Server) {
-		s.ReadHeaderTimeout, s.ReadTimeout, s.IdleTimeout = timeout, timeout, timeout
-		s.WriteTimeout = 4 * timeout
-	})
-	// open sends a piece of a request and waits for the server to end the connection.
-	open := func(request string) (answer string) {
-		c := dial(t, nil, l.Addr())
-		_, err := io.WriteString(c, request)
-		require.NoError(t, err)
-		require.NoError(t, c.SetReadDeadline(time.Now().Add(10*time.Second)))
-		start := time.Now()
-		b, err := io.ReadAll(c)
-		require.NotErrorIs(t, err, os.ErrDeadlineExceeded)
-		assert.Less(t, time.Since(start), 8*time.Second)
-		return string(b)
-	}
-	open("GET / HT")
-	assert.Contains(t, open("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nabc"), "HTTP/1.1 ")
-	require.ErrorIs(t, <-failed, os.ErrDeadlineExceeded, "the handler's read of the body")
-	assert.Contains(t, open("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nabc"), "200 OK") // then idle
-	require.NoError(t, <-failed)
-
-	c := dial(t, nil, l.Addr())
-	_, err := io.WriteString(c, "GET /big HTTP/1.1\r\nHost: x\r\n\r\n")
-	require.NoError(t, err)
-	within(t, 10*time.Second, "the handler's write", func() { require.ErrorIs(t, <-failed, os.ErrDeadlineExceeded) })
-}
-
-func TestHTTPHijack(t *testing.T) {
-	l := listen(t, nil)
-	unblocked := make(chan error, 1)
-	m := httpModes[0]
-	m.serve(t, l, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		c, rw, err := http.NewResponseController(w).Hijack()
-		if !assert.NoError(t, err) {
-			return
-		}
-		defer c.Close()
-		rc, ok := rdmanet.Unwrap(c)
-		if !assert.True(t, ok) {
-			return
-		}
-		fmt.Fprint(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n")
-		// A Read that waits is unblocked by a deadline, and later ones work.
-		go func() {
-			time.Sleep(50 * time.Millisecond)
-			rc.SetReadDeadline(time.Unix(1, 0))
-		}()
-		_, err = rw.Read(make([]byte, 1))
-		unblocked <- err
-		rc.SetReadDeadline(time.Time{})
-		fmt.Fprint(c, "go\n")
-		io.Copy(c, c)
-		assert.NoError(t, rc.CloseWrite())
-	}), nil)
-	c := dial(t, nil, l.Addr())
-	_, err := io.WriteString(c, "GET / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n")
-	require.NoError(t, err)
-	require.ErrorIs(t, <-unblocked, os.ErrDeadlineExceeded)
-	buf := make([]byte, 4096)
-	var head string
-	for !strings.HasSuffix(head, "go\n") {
-		n, err := c.Read(buf)
-		require.NoError(t, err)
-		head += string(buf[:n])
-	}
-	go func() {
-		writePattern(c, 1<<20, 10000)
-		c.CloseWrite()
-	}()
-	require.NoError(t, readPattern(c, 1<<20))
-	_, err = c.Read(buf)
-	require.Equal(t, io.EOF, err)
 }
 
 // A handler that flushes is heard at once.
