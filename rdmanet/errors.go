@@ -150,10 +150,12 @@ func newError(phase Phase, err error, addr net.Addr) *Error {
 	return e
 }
 
-// contextError is the error of ctx, if it ended, and otherwise err.
+// contextError is the error of ctx, if it ended, and otherwise err. That something ran out is not
+// left out: it may be why.
 func contextError(ctx context.Context, err error) error {
-	if c := ctx.Err(); c != nil {
-		return c
+	c := ctx.Err()
+	if c == nil || errors.Is(err, c) && outOfResources(err) {
+		return err
 	}
-	return err
+	return c
 }

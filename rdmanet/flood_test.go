@@ -53,7 +53,7 @@ func newFlooded(t *testing.T, backlog int) *flooded {
 	})
 	require.NoError(t, err)
 	parts := &cm.Listener{Parts: []cm.Part{{Listener: part, Provider: "softroce"}}}
-	f.l = newListener("rdma", ListenConfig{Backlog: backlog}, parts, max(backlog-arrived, 1))
+	f.l = newListener("rdma", ListenConfig{Backlog: backlog}, parts, max(backlog-arrived, 1), make(chan error, 1))
 	return f
 }
 

@@ -83,11 +83,13 @@ func (lc *ListenConfig) Listen(ctx context.Context, network, address string) (ne
 	// Half of the backlog is the provider's: requests not yet looked at. The
 	// other half are those being set up and those that wait for Accept.
 	arrived := max(backlog/2, 1)
+	short := make(chan error, 1)
 	l, err := cm.Default().Listen(ctx, lc.Device, verbs.ListenAttr{
 		PortSpace: verbs.PSTCP, Local: local, DualStack: dual, Backlog: arrived, TrafficClass: lc.TrafficClass,
+		Short: func(err error) { tellShort(short, err) },
 	})
 	if err != nil {
 		return nil, opError("listen", nw.name, nil, addr, PhaseRoute, contextError(ctx, err))
 	}
-	return newListener(nw.name, *lc, l, max(backlog-arrived, 1)), nil
+	return newListener(nw.name, *lc, l, max(backlog-arrived, 1), short), nil
 }

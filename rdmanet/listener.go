@@ -52,7 +52,7 @@ type ListenerStats struct {
 	Waiting  uint64 // for Accept, now
 }
 
-func newListener(network string, lc ListenConfig, parts *cm.Listener, slots int) *Listener {
+func newListener(network string, lc ListenConfig, parts *cm.Listener, slots int, short chan error) *Listener {
 	l := &Listener{
 		network: network,
 		addr:    AddrFromAddrPort(parts.Addr()),
@@ -61,7 +61,7 @@ func newListener(network string, lc ListenConfig, parts *cm.Listener, slots int)
 		ring:    ringConfig(lc.ReadBuffer, lc.WriteBuffer, lc.BusyPoll, lc.KeepAlive, lc.KeepAliveConfig),
 		slots:   make(chan struct{}, slots),
 		queue:   make(chan *Conn, slots),
-		short:   make(chan error, 1),
+		short:   short,
 		living:  len(parts.Parts),
 		begun:   make(chan struct{}, 1),
 		ended:   make(chan struct{}),
@@ -211,10 +211,7 @@ func (l *Listener) done(c *Conn, r *ring.Conn, err error) {
 		}
 		l.failed.Add(1)
 		if outOfResources(err) {
-			select {
-			case l.short <- err:
-			default:
-			}
+			tellShort(l.short, err)
 		}
 		return
 	}
@@ -223,6 +220,14 @@ func (l *Listener) done(c *Conn, r *ring.Conn, err error) {
 	if !l.deliver(c) {
 		<-l.slots
 		go c.abort() // not here: this is the connection's own handler
+	}
+}
+
+// tellShort keeps err for the next Accept, unless another one waits already.
+func tellShort(short chan<- error, err error) {
+	select {
+	case short <- err:
+	default:
 	}
 }
 

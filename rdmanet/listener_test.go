@@ -56,7 +56,7 @@ func quiet() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)
 // A server goes on after files or memory ran out while a connection was set up.
 func TestAcceptOutOfResources(t *testing.T) {
 	parts, _ := brokenParts(1)
-	l := newListener("rdma", ListenConfig{}, parts, 4)
+	l := newListener("rdma", ListenConfig{}, parts, 4, make(chan error, 1))
 	for _, errno := range []syscall.Errno{syscall.EMFILE, syscall.ENOMEM, syscall.ENFILE} {
 		for range 3 { // the same trouble is told once
 			l.slots <- struct{}{}
@@ -84,7 +84,7 @@ func TestAcceptOutOfResources(t *testing.T) {
 
 func TestAcceptOutOfResourcesHTTP(t *testing.T) {
 	parts, _ := brokenParts(1)
-	l := newListener("rdma", ListenConfig{}, parts, 4)
+	l := newListener("rdma", ListenConfig{}, parts, 4, make(chan error, 1))
 	s := &http.Server{ErrorLog: slog.NewLogLogger(quiet().Handler(), slog.LevelError)}
 	done := make(chan error, 1)
 	go func() { done <- s.Serve(l) }()
@@ -103,7 +103,7 @@ func TestAcceptOutOfResourcesHTTP(t *testing.T) {
 func TestListenerLosesProviders(t *testing.T) {
 	parts, bs := brokenParts(2)
 	var log bytes.Buffer
-	l := newListener("rdma", ListenConfig{Logger: slog.New(slog.NewTextHandler(&log, nil))}, parts, 4)
+	l := newListener("rdma", ListenConfig{Logger: slog.New(slog.NewTextHandler(&log, nil))}, parts, 4, make(chan error, 1))
 	bs[0].fail <- syscall.ENODEV
 	require.NoError(t, l.SetDeadline(time.Now().Add(20*time.Millisecond)))
 	_, err := l.Accept()

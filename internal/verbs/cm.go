@@ -40,6 +40,10 @@ type ListenAttr struct {
 	DualStack    bool           // with an unspecified address: of both families
 	Backlog      int            // requests kept for GetRequest; more are dropped, so that peers try again
 	TrafficClass uint8
+
+	// Short, if not nil, is told now and then while requests or packets are lost because the process is out of
+	// descriptors or memory. It must not wait. Not every provider can tell.
+	Short func(err error)
 }
 
 // ConnParam is what the two sides of a connection tell each other, as struct

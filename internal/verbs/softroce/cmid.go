@@ -134,6 +134,7 @@ func (c *cmid) connect(ctx context.Context, p *verbs.ConnParam) (*verbs.ConnPara
 	}
 	var param *ibcm.ConnectParam
 	var r connectResult
+	begun := c.in.dev.clock.Now()
 	for again := true; again; {
 		var err error
 		if param, err = c.begin(p); err != nil {
@@ -156,7 +157,7 @@ func (c *cmid) connect(ctx context.Context, p *verbs.ConnParam) (*verbs.ConnPara
 		c.state = cmFailed
 		c.mu.Unlock()
 		c.conn.Close()
-		return nil, r.err
+		return nil, c.in.blame(r.err, begun)
 	}
 	qa := ibcm.ActiveQP(param, r.rep)
 	return &verbs.ConnParam{

@@ -24,8 +24,9 @@ type Config struct {
 	FirstPSN func() uint32
 
 	// Share joins the processes that share the network. received takes what they
-	// hand over. nil: package share, or nobody if Open is set.
-	Share func(received func(p *netio.Packet)) (Sharer, error)
+	// hand over, short the errors of what could not be for want of descriptors.
+	// nil: package share, or nobody if Open is set.
+	Share func(received func(p *netio.Packet), short func(error)) (Sharer, error)
 
 	// Trace records the packets. nil: what the environment asks for, or nobody if Open is set.
 	Trace *trace.Recorder
@@ -88,14 +89,14 @@ func (c *Config) trace() *trace.Recorder {
 	return c.Trace
 }
 
-func (c *Config) share(received func(p *netio.Packet)) (Sharer, error) {
+func (c *Config) share(received func(p *netio.Packet), short func(error)) (Sharer, error) {
 	switch {
 	case c.Share != nil:
-		return c.Share(received)
+		return c.Share(received, short)
 	case c.Open != nil:
 		return newLocalShare(c), nil
 	}
-	s, err := share.Join(share.Config{Received: received})
+	s, err := share.Join(share.Config{Received: received, Short: short})
 	if err != nil {
 		return nil, err
 	}

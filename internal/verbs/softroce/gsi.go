@@ -30,6 +30,11 @@ type instance struct {
 	mu        sync.Mutex
 	listeners map[listenKey][]*listener
 
+	shortMu   sync.Mutex
+	shortErr  error // the last shortage
+	shortAt   time.Time
+	shortTold time.Time
+
 	ownMu sync.Mutex
 	own   []netip.Addr // the host's addresses, as of ownAt
 	ownAt time.Time
@@ -44,7 +49,7 @@ func (c agentClock) AfterFunc(d time.Duration, f func()) ibcm.Timer { return c.C
 func (p *Provider) open() (*instance, error) {
 	in := &instance{p: p, listeners: map[listenKey][]*listener{}, sources: newLocalShare(p.cfg)}
 	var err error
-	if in.share, err = p.cfg.share(in.received); err != nil {
+	if in.share, err = p.cfg.share(in.received, in.short); err != nil {
 		return nil, err
 	}
 	if in.dev, err = newDevice(p.cfg, in.share.Slot()); err != nil {
@@ -268,6 +273,8 @@ func (in *instance) watch(addr netip.Addr, qpn uint32, died func()) (stop func()
 		return stop
 	case errors.Is(err, share.ErrUnclaimed):
 		later() // just now
+	case errors.Is(err, share.ErrDropped):
+		return in.watchLater(slot, later)
 	}
 	return func() {}
 }

@@ -2,7 +2,6 @@ package softroce
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -12,6 +11,7 @@ import (
 
 	"github.com/go-rdma/rdma/internal/verbs"
 	"github.com/go-rdma/rdma/internal/verbs/softroce/ibcm"
+	"github.com/go-rdma/rdma/internal/verbs/softroce/share"
 )
 
 const defaultBacklog = 1024
@@ -25,6 +25,7 @@ type listener struct {
 	addr     netip.AddrPort
 	backlog  int
 	freePort func()
+	short    func(error)
 	wake     chan struct{} // capacity 1: the queue is not empty
 	gone     chan struct{} // closed by Close
 
@@ -65,7 +66,7 @@ func (p *Provider) listen(in *instance, attr *verbs.ListenAttr) (*listener, erro
 	}
 	l := &listener{
 		p: p, in: in, key: listenKey{attr.PortSpace, port}, bound: bound, addr: netip.AddrPortFrom(addr, port),
-		backlog: attr.Backlog, freePort: free, wake: make(chan struct{}, 1), gone: make(chan struct{}),
+		backlog: attr.Backlog, freePort: free, short: attr.Short, wake: make(chan struct{}, 1), gone: make(chan struct{}),
 	}
 	if l.backlog <= 0 {
 		l.backlog = defaultBacklog
@@ -102,7 +103,8 @@ func (l *listener) offer(conn *ibcm.Conn, q *ibcm.REQ, port uint16) ibcm.Verdict
 	path := conn.Path()
 	route, err := l.in.dev.conn.Route(path.Local, path.Remote)
 	switch {
-	case shortage(err):
+	case share.Shortage(err):
+		l.in.short(err)
 		l.mu.Lock()
 		l.dropped++
 		l.mu.Unlock()
@@ -131,16 +133,6 @@ func (l *listener) offer(conn *ibcm.Conn, q *ibcm.REQ, port uint16) ibcm.Verdict
 	l.queue = append(l.queue, c)
 	l.signal()
 	return ibcm.Taken
-}
-
-// shortage tells whether an error says that something ran out, which may come back.
-func shortage(err error) bool {
-	for _, e := range []error{syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM, syscall.ENOBUFS} {
-		if errors.Is(err, e) {
-			return true
-		}
-	}
-	return false
 }
 
 func (l *listener) signal() {

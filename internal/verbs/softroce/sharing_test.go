@@ -41,7 +41,7 @@ type member struct {
 }
 
 func (h *hub) join(cfg *Config) {
-	cfg.Share = func(received func(*netio.Packet)) (Sharer, error) {
+	cfg.Share = func(received func(*netio.Packet), _ func(error)) (Sharer, error) {
 		h.mu.Lock()
 		defer h.mu.Unlock()
 		h.next++

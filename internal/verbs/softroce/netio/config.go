@@ -14,7 +14,7 @@ type Config struct {
 	// Another port gives packets that no other implementation takes: the ICRC is that of 4791.
 	Port, RemotePort uint16
 
-	// SourcePorts is the number of UDP source ports for each family. 0: 4.
+	// SourcePorts is the number of UDP source ports for each family. 0: 4. A process that may have few files gets fewer.
 	SourcePorts int
 
 	// MaxPreferred bounds the sockets that Prefer opens. 0: 64, or fewer if the process may have few files.

@@ -117,10 +117,16 @@ func TestFewFiles(t *testing.T) {
 	var old unix.Rlimit
 	require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &old))
 	defer func() { require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &old)) }()
-	for limit, want := range map[uint64]int{80: 10, 504: 63, 512: 64, 1024: 64} {
+	for limit, want := range map[uint64]struct{ preferred, sources int }{
+		60: {7, 4}, 80: {10, 5}, 504: {63, 16}, 512: {64, 16}, 1024: {64, 16},
+	} {
 		require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: limit, Max: old.Max}))
-		u := listen(t, Config{Port: freePort(t), Handler: newSink(), SourcePorts: 1})
-		require.Equal(t, want, u.cfg.MaxPreferred)
+		u := listen(t, Config{Port: freePort(t), Handler: newSink(), SourcePorts: 16})
+		require.Equal(t, want.preferred, u.cfg.MaxPreferred)
+		require.Equal(t, want.sources, u.cfg.SourcePorts)
+		require.NoError(t, u.Close())
+		u = listen(t, Config{Port: freePort(t), Handler: newSink(), SourcePorts: 1})
+		require.Equal(t, 1, u.cfg.SourcePorts)
 		require.NoError(t, u.Close())
 	}
 }

@@ -10,8 +10,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxSourcePorts bounds Config.SourcePorts.
-const maxSourcePorts = 16
+const (
+	maxSourcePorts = 16 // bounds Config.SourcePorts
+	fewPorts       = 4  // as many it may always be
+)
 
 // UDP carries packets over the kernel's UDP.
 //
@@ -56,11 +58,15 @@ func Listen(cfg Config) (*UDP, error) {
 	if cfg.Handler == nil {
 		return nil, errors.New("netio: no handler")
 	}
+	few := fewFiles()
 	if cfg.MaxPreferred == 0 {
-		cfg.MaxPreferred = fewFiles()
+		cfg.MaxPreferred = few
 	}
 	cfg = cfg.withDefaults()
 	cfg.SourcePorts = min(max(cfg.SourcePorts, 1), maxSourcePorts)
+	if few != 0 {
+		cfg.SourcePorts = min(cfg.SourcePorts, max(few/2, fewPorts))
+	}
 	u := &UDP{cfg: cfg, pref: make(map[prefKey]*preferred)}
 	u.prefSocks.Store(new([]*rxSock))
 	u.rxFree.new = newRxState
