@@ -174,6 +174,9 @@ func testBadAttributes(s *suite, t *testing.T) {
 		"negative":   func(q *verbs.QPInitAttr) { q.MaxSendWR = -1 },
 		"no CQ":      func(q *verbs.QPInitAttr) { q.SendCQ = nil },
 	} {
+		if what == "MaxInline" && info.MaxInline == 0 {
+			continue // known only of a queue pair, and then not refused
+		}
 		id := s.resolve(t, 1, nil)
 		attr := s.options(nil).init
 		attr.SendCQ, attr.RecvCQ = a.cq, a.cq

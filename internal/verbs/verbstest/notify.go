@@ -84,7 +84,7 @@ func testNotForThePast(s *suite, t *testing.T) {
 // notification lost would stop it.
 func testLostWakeup(s *suite, t *testing.T) {
 	const rounds = 1000
-	a, b := s.pair(t)
+	a, b := s.pair(t, func(o *options) { o.init.MaxSendWR, o.depth = rounds, 2*rounds }) // nothing is signaled
 	var g group
 	play := func(e *end, first bool) func() error {
 		return func() error {
@@ -126,6 +126,7 @@ func testInHandler(s *suite, t *testing.T) {
 	const rounds = 300
 	l := s.listen(t)
 	oa := s.options(nil)
+	oa.init.MaxSendWR = rounds // nothing is signaled
 	a := s.active(t, l.Addr().Port(), oa)
 	done := a.connect(s.ctx(t), &oa.param)
 
@@ -172,11 +173,12 @@ func testInHandler(s *suite, t *testing.T) {
 			}
 		}
 	}
-	c, err := id.Device().CreateCQ(&verbs.CQAttr{Depth: 128, Notify: handle})
+	c, err := id.Device().CreateCQ(&verbs.CQAttr{Depth: 2 * rounds, Notify: handle})
 	require.NoError(t, err)
 	t.Cleanup(func() { closeIt(t, "CQ", c) })
 	cq.Store(c)
 	ob := s.options(nil)
+	ob.init.MaxSendWR = rounds
 	ob.init.SendCQ, ob.init.RecvCQ = c, c
 	b := s.end(t, id, newEvents(), ob)
 	qp.Store(b.qp)

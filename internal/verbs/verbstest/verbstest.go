@@ -39,6 +39,13 @@ type Config struct {
 	// NoOverrun is for a provider whose completion queues do not tell of an overrun.
 	NoOverrun bool
 
+	// LocalErrors are the outcomes of a send request whose local key or range is wrong. None:
+	// LocProtErr, as the specification has it (IBTA 10.10.3). rdma_rxe says LocQPOpErr of some.
+	LocalErrors []verbs.Status
+
+	// UncountedDrops is for a provider whose listeners do not learn of the requests that are dropped.
+	UncountedDrops bool
+
 	// Allocates is for a provider on a simulated network that allocates for packets, so that the
 	// provider cannot be held to allocating for none.
 	Allocates bool
@@ -59,6 +66,9 @@ type suite struct{ Config }
 func TestProvider(t *testing.T, cfg Config) {
 	if cfg.Connections == 0 {
 		cfg.Connections = 300
+	}
+	if cfg.LocalErrors == nil {
+		cfg.LocalErrors = []verbs.Status{verbs.LocProtErr}
 	}
 	if cfg.Timeout == 0 {
 		cfg.Timeout = 10 * time.Second

@@ -1,0 +1,446 @@
+//go:build linux && cgo
+
+package rdmacore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+	"syscall"
+
+	"github.com/go-rdma/rdma/internal/verbs"
+)
+
+// cmState is what an identifier has come to.
+type cmState uint8
+
+const (
+	cmFresh      cmState = iota // resolved, or a request not yet answered
+	cmConnecting                // active: until Connect returns
+	cmConnected                 // active: established; passive: accepted
+	cmOver                      // disconnected by either side
+	cmFailed                    // connecting failed; the request was refused or withdrawn
+)
+
+// cmid is a [verbs.CMID].
+type cmid struct {
+	c             *core
+	ch            *eventChannel
+	dev           *device
+	token         uint64
+	active        bool
+	local, remote netip.AddrPort
+	req           *verbs.ConnParam // passive
+	events        eventQueue
+	step          chan cmEvent  // active: what the step under way has come to; capacity 1
+	gone          chan struct{} // closed by Close
+
+	mu          sync.Mutex
+	h           *coreID // nil once destroyed
+	state       cmState
+	established bool // passive: the connection manager knows that the peer is there
+	leaving     bool // a disconnect was sent, the answer is to come
+	closed      bool
+	finished    bool // closed, and nothing is held any more
+	q           *qp
+}
+
+var _ verbs.CMID = (*cmid)(nil)
+
+func (c *cmid) Provider() verbs.Provider { return c.c.p }
+
+func (c *cmid) Device() verbs.Device { return c.dev }
+
+func (c *cmid) LocalAddr() netip.AddrPort { return c.local }
+
+func (c *cmid) RemoteAddr() netip.AddrPort { return c.remote }
+
+func (c *cmid) SetHandler(h func(verbs.Event)) { c.events.setHandler(h) }
+
+// failure is the error of a call, which names the connection.
+func (c *cmid) failure(what string, err error) error {
+	if c.dev != nil && c.dev.gone.Load() {
+		err = syscall.ENODEV
+	}
+	return fmt.Errorf("rdmacore: %s %v: %w", what, c.remote, err)
+}
+
+// wrongState is the error of a call that the state does not allow.
+func wrongState(why string) error { return fmt.Errorf("%s: %w", why, syscall.EINVAL) }
+
+// CreateQP implements [verbs.CMID].
+func (c *cmid) CreateQP(domain verbs.PD, attr *verbs.QPInitAttr) (verbs.QP, error) {
+	own, ok := domain.(*pd)
+	if !ok || own.dev != c.dev {
+		return nil, fmt.Errorf("rdmacore: protection domain is not of device %s: %w", c.dev.name, syscall.EINVAL)
+	}
+	if attr.Type != verbs.RC {
+		return nil, unsupported(attr.Type.String() + " queue pairs of this port space")
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case c.h == nil:
+		return nil, net.ErrClosed
+	case c.q != nil:
+		return nil, fmt.Errorf("rdmacore: the identifier has a queue pair: %w", syscall.EINVAL)
+	}
+	q, err := c.dev.newQP(own, attr, c.commEst)
+	if err != nil {
+		return nil, err
+	}
+	if err := q.init(c.h); err != nil {
+		_ = q.Close() // the first error says more
+		return nil, c.failure("queue pair to", c.gaveUp(err))
+	}
+	c.q = q
+	return q, nil
+}
+
+// gaveUp is what an error of the kernel's about a request means: it says EINVAL of one that is no more.
+func (c *cmid) gaveUp(err error) error {
+	if !c.active && errors.Is(err, syscall.EINVAL) {
+		return fmt.Errorf("peer gave up: %w", syscall.ECONNABORTED)
+	}
+	return err
+}
+
+// checkParam refuses what the device cannot do.
+func (c *cmid) checkParam(p *verbs.ConnParam, private int) error {
+	switch a := &c.dev.attr; {
+	case len(p.PrivateData) > private:
+		return fmt.Errorf("%d bytes of private data, at most %d: %w", len(p.PrivateData), private, syscall.EINVAL)
+	case int(p.ResponderResources) > a.maxRDAtomic:
+		return fmt.Errorf("%d responder resources, device %s has %d: %w", p.ResponderResources, c.dev.name, a.maxRDAtomic, syscall.EINVAL)
+	case int(p.InitiatorDepth) > a.maxInitRDAtomic:
+		return fmt.Errorf("initiator depth %d, device %s has %d: %w", p.InitiatorDepth, c.dev.name, a.maxInitRDAtomic, syscall.EINVAL)
+	}
+	return nil
+}
+
+// Connect implements [verbs.CMID].
+func (c *cmid) Connect(ctx context.Context, p *verbs.ConnParam) (*verbs.ConnParam, error) {
+	got, err := c.connect(ctx, p)
+	if err != nil {
+		return nil, c.failure("connecting to", err)
+	}
+	return got, nil
+}
+
+func (c *cmid) connect(ctx context.Context, p *verbs.ConnParam) (*verbs.ConnParam, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	if err := c.checkParam(p, verbs.MaxPrivateREQ); err != nil {
+		return nil, err
+	}
+	if err := c.begin(p); err != nil {
+		return nil, err
+	}
+	var ev cmEvent
+	var err error
+	select {
+	case ev = <-c.step:
+		err = refusal(&ev)
+	case <-ctx.Done():
+		err = ctx.Err()
+	case <-c.gone:
+		err = net.ErrClosed
+	}
+	if err == nil {
+		err = c.ready()
+	}
+	if err != nil {
+		c.mu.Lock()
+		c.state = cmFailed
+		c.destroy() // which tells the peer
+		c.mu.Unlock()
+		return nil, err
+	}
+	return &ev.param, nil
+}
+
+// begin sends the request.
+func (c *cmid) begin(p *verbs.ConnParam) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case c.closed:
+		return net.ErrClosed
+	case !c.active:
+		return wrongState("the identifier is a peer's request")
+	case c.q == nil:
+		return wrongState("no queue pair")
+	case c.state != cmFresh:
+		return wrongState("the identifier was connected before")
+	case c.h == nil:
+		return syscall.ENODEV
+	}
+	if err := coreConnect(c.h, p, c.q.num); err != nil {
+		return err
+	}
+	c.state = cmConnecting
+	return nil
+}
+
+// refusal is why an attempt failed, or nil.
+func refusal(ev *cmEvent) error {
+	switch ev.kind {
+	case cmResponse:
+		return nil
+	case cmRejected:
+		return &verbs.RejectError{Reason: ev.status, PrivateData: ev.param.PrivateData}
+	case cmRemoval:
+		return syscall.ENODEV
+	}
+	if ev.status < 0 {
+		return syscall.Errno(-ev.status)
+	}
+	return syscall.ETIMEDOUT
+}
+
+// ready connects the queue pair as the peer's answer says and tells the peer.
+func (c *cmid) ready() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed || c.h == nil {
+		return net.ErrClosed
+	}
+	if err := c.q.connect(c.h, -1, -1); err != nil {
+		return err
+	}
+	if err := coreEstablish(c.h); err != nil {
+		if errors.Is(err, syscall.EINVAL) {
+			return syscall.ECONNRESET // since its answer
+		}
+		return err
+	}
+	c.state, c.established = cmConnected, true
+	return nil
+}
+
+// Request implements [verbs.CMID].
+func (c *cmid) Request() *verbs.ConnParam {
+	if c.req == nil {
+		return nil
+	}
+	r := *c.req
+	return &r
+}
+
+// answerable returns why a request cannot be answered, or nil.
+func (c *cmid) answerable() error {
+	switch {
+	case c.closed:
+		return net.ErrClosed
+	case c.active:
+		return wrongState("the identifier is no request")
+	case c.state != cmFresh:
+		return wrongState("the request was answered before")
+	case c.h == nil:
+		return syscall.ENODEV
+	}
+	return nil
+}
+
+// Accept implements [verbs.CMID].
+func (c *cmid) Accept(p *verbs.ConnParam) error {
+	if err := c.checkParam(p, verbs.MaxPrivateREP); err != nil {
+		return c.failure("accepting", err)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	err := c.answerable()
+	if err == nil && c.q == nil {
+		err = wrongState("no queue pair")
+	}
+	if err != nil {
+		return c.failure("accepting", err)
+	}
+	if err = c.q.connect(c.h, int(p.InitiatorDepth), int(p.ResponderResources)); err == nil {
+		err = coreAccept(c.h, p, c.q.num)
+	}
+	if err != nil {
+		c.state = cmFailed
+		return c.failure("accepting", c.gaveUp(err))
+	}
+	c.state = cmConnected
+	return nil
+}
+
+// Reject implements [verbs.CMID].
+func (c *cmid) Reject(private []byte) error {
+	if len(private) > verbs.MaxPrivateREJ {
+		return c.failure("rejecting", fmt.Errorf("%d bytes of private data, at most %d: %w",
+			len(private), verbs.MaxPrivateREJ, syscall.EINVAL))
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := c.answerable(); err != nil {
+		return c.failure("rejecting", err)
+	}
+	c.state = cmFailed
+	if err := coreReject(c.h, private); err != nil && !errors.Is(err, syscall.EINVAL) {
+		return c.failure("rejecting", err)
+	}
+	return nil // also if the peer gave up before
+}
+
+// onCM takes an event of the connection manager, on its goroutine.
+func (c *cmid) onCM(ev *cmEvent) {
+	switch ev.kind {
+	case cmAddrResolved, cmAddrError, cmRouteResolved, cmRouteError, cmResponse:
+		c.stepped(ev)
+	case cmConnectError, cmUnreachable, cmRejected:
+		c.refused(ev)
+	case cmEstablished:
+		c.mu.Lock()
+		c.established = true
+		c.mu.Unlock()
+		c.events.post(verbs.Event{Type: verbs.EventEstablished})
+	case cmDisconnected:
+		c.ended(nil)
+	case cmRemoval:
+		c.stepped(ev)
+		c.events.post(verbs.Event{Type: verbs.EventDeviceRemoval, Err: c.failure("connection to", syscall.ENODEV)})
+		c.mu.Lock()
+		if c.closed {
+			c.destroy() // nobody answers any more
+		}
+		c.mu.Unlock()
+	case cmAddrChange:
+		c.events.post(verbs.Event{Type: verbs.EventAddrChange})
+	}
+}
+
+// stepped ends a step, if one is waited for.
+func (c *cmid) stepped(ev *cmEvent) {
+	if !c.active {
+		return
+	}
+	select {
+	case c.step <- *ev:
+	default: // of a step that was given up
+	}
+}
+
+// ended answers the peer's disconnect, or takes its answer to ours.
+func (c *cmid) ended(err error) {
+	c.mu.Lock()
+	if c.h != nil && err == nil {
+		_ = coreDisconnect(c.h) // fails if it was ours that is answered
+	}
+	c.state = cmOver
+	if c.closed {
+		c.destroy()
+	}
+	c.mu.Unlock()
+	c.events.post(verbs.Event{Type: verbs.EventDisconnected, Err: err})
+}
+
+// refused ends the attempt to connect, or what had come of it.
+func (c *cmid) refused(ev *cmEvent) {
+	c.mu.Lock()
+	connecting, connected := c.state == cmConnecting, c.state == cmConnected && c.established
+	closed := c.closed
+	c.mu.Unlock()
+	switch {
+	case connected: // the peer has refused what it had agreed to
+		c.ended(c.failure("connection to", syscall.ECONNRESET))
+	case c.active && connecting:
+		c.stepped(ev)
+	case c.active || closed:
+		c.mu.Lock()
+		if c.closed {
+			c.destroy()
+		}
+		c.mu.Unlock()
+	default:
+		err := refusal(ev)
+		var rej *verbs.RejectError
+		if errors.As(err, &rej) {
+			err = fmt.Errorf("peer gave up (reason %d): %w", rej.Reason, syscall.ECONNABORTED)
+		}
+		c.mu.Lock()
+		c.state = cmFailed
+		c.mu.Unlock()
+		c.events.post(verbs.Event{Type: verbs.EventConnectError, Err: c.failure("accepting", err)})
+	}
+}
+
+// commEst tells the connection manager that the peer sends already: its last message is lost or late.
+func (c *cmid) commEst() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.h != nil && c.state == cmConnected && !c.established {
+		_ = coreCommEst(c.h) // the message may have come meanwhile
+	}
+}
+
+// Disconnect implements [verbs.CMID].
+func (c *cmid) Disconnect() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.disconnect()
+	return nil
+}
+
+func (c *cmid) disconnect() {
+	if c.state != cmConnected && c.state != cmOver {
+		return
+	}
+	_ = c.q.ToError() // it may be closed
+	if c.state == cmOver || c.leaving || c.h == nil {
+		return
+	}
+	if !c.established {
+		_ = coreCommEst(c.h) // else it may not be ended
+	}
+	if coreDisconnect(c.h) == nil {
+		c.leaving = true
+	} else {
+		c.state = cmOver // no answer will come
+	}
+}
+
+// destroy gives up what C holds, and the rest once the identifier is closed. c.mu is held.
+func (c *cmid) destroy() {
+	if c.h != nil {
+		c.ch.remove(c)
+		_ = coreDestroyID(c.h) // nobody is left to tell
+		c.h = nil
+	}
+	if c.closed && !c.finished {
+		c.finished = true
+		c.dev.release()
+		c.ch.release()
+		c.c.idle.add(-1)
+	}
+}
+
+// Close implements [verbs.CMID].
+func (c *cmid) Close() error {
+	c.mu.Lock()
+	if c.closed {
+		c.mu.Unlock()
+		c.events.close() // as promised to whoever closes
+		return nil
+	}
+	c.closed = true
+	close(c.gone)
+	if c.q != nil {
+		_ = c.q.ToError() // it should be closed by now
+	}
+	c.c.idle.add(1)
+	c.disconnect()
+	// Destroying an identifier sends one message at most, and does not see whether it arrives.
+	if !c.leaving || c.state != cmConnected || c.h == nil || c.dev.gone.Load() {
+		c.destroy()
+	}
+	c.mu.Unlock()
+	c.events.close()
+	return nil
+}

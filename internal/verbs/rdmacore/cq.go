@@ -1,0 +1,226 @@
+//go:build linux && cgo
+
+package rdmacore
+
+import (
+	"fmt"
+	"net"
+	"sync"
+	"syscall"
+
+	"github.com/go-rdma/rdma/internal/verbs"
+)
+
+// cq is a completion queue.
+type cq struct {
+	dev    *device
+	token  uint64
+	onNote func() // CQAttr.Notify
+
+	mu     sync.Mutex
+	h      *coreCQ // nil once closed
+	failed error
+	users  int // queue pairs, once for each of their queues
+	uds    int // those for datagrams
+
+	notifying int           // calls of onNote that run
+	quiet     chan struct{} // closed when there are none; made by Close
+}
+
+// CreateCQ implements [verbs.Device].
+func (d *device) CreateCQ(attr *verbs.CQAttr) (verbs.CQ, error) {
+	if attr.Depth <= 0 || attr.Depth > d.attr.maxCQE {
+		return nil, fmt.Errorf("rdmacore: completion queue of depth %d, not 1 to %d: %w", attr.Depth, d.attr.maxCQE, syscall.EINVAL)
+	}
+	if !d.tryRetain() {
+		return nil, fmt.Errorf("rdmacore: completion queue: %w", net.ErrClosed)
+	}
+	c := &cq{dev: d, token: newToken(), onNote: attr.Notify}
+	err := c.create(attr.Depth)
+	if err != nil {
+		d.release()
+		return nil, d.failure("completion queue", d.c.p.host.memlock(attr.Depth*64, err))
+	}
+	return c, nil
+}
+
+func (c *cq) create(depth int) error {
+	d := c.dev
+	var ch *coreChan
+	vector := 0
+	if c.onNote != nil {
+		s, i, err := d.shard()
+		if err != nil {
+			return err
+		}
+		ch = s.ch
+		vector = i % max(1, d.attr.vectors)
+	}
+	h, err := coreCreateCQ(d.ctx, depth, c.token, ch, vector)
+	if err != nil {
+		return err
+	}
+	c.h = h
+	d.mu.Lock()
+	d.cqs[c.token] = c
+	d.mu.Unlock()
+	if d.gone.Load() {
+		c.fail(syscall.ENODEV) // it may have been told to all queues but this one
+	}
+	return nil
+}
+
+// Poll implements [verbs.CQ].
+func (c *cq) Poll(wc []verbs.WC) (int, error) {
+	n, failed, err := c.poll(wc)
+	if failed {
+		c.dev.broken(wc[:n])
+	}
+	return n, err
+}
+
+func (c *cq) poll(wc []verbs.WC) (n int, failed bool, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for {
+		switch {
+		case c.h == nil:
+			return 0, false, net.ErrClosed
+		case len(wc) == 0:
+			return 0, false, nil
+		case c.failed != nil && c.dev.gone.Load():
+			return 0, false, c.failed // the queue is the device's memory
+		}
+		n, err = corePoll(c.h, wc, c.uds > 0)
+		switch {
+		case err != nil:
+			return 0, false, c.dev.failure("polling", err)
+		case n == 0:
+			return 0, false, c.failed
+		}
+		order.Acquire()
+		if n, failed = c.dev.translate(wc[:n]); n > 0 {
+			return n, failed, nil
+		}
+	}
+}
+
+// broken is given completions some of which failed, and with them their queue pairs.
+func (d *device) broken(wcs []verbs.WC) {
+	var last uint32
+	for i := range wcs {
+		if wcs[i].Status == verbs.Success || wcs[i].QPN == last {
+			continue
+		}
+		last = wcs[i].QPN
+		d.mu.Lock()
+		q := d.nums[last]
+		d.mu.Unlock()
+		if q != nil {
+			q.broke()
+		}
+	}
+}
+
+// Arm implements [verbs.CQ].
+func (c *cq) Arm() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case c.h == nil:
+		return net.ErrClosed
+	case c.failed != nil && c.dev.gone.Load():
+		return c.failed
+	}
+	if err := coreArm(c.h); err != nil {
+		return c.dev.failure("arming a completion queue", err)
+	}
+	return nil
+}
+
+// fail makes Poll fail once the queue is empty.
+func (c *cq) fail(err error) {
+	c.mu.Lock()
+	if c.failed == nil {
+		c.failed = err
+	}
+	c.mu.Unlock()
+	c.notified()
+}
+
+// notified calls Notify, unless the queue was closed meanwhile: Close waits
+// for handlers that run and not for those that are due, since it may be called by
+// the handler of another queue before them. No lock is held.
+func (c *cq) notified() {
+	c.mu.Lock()
+	if c.h == nil || c.onNote == nil {
+		c.mu.Unlock()
+		return
+	}
+	c.notifying++
+	c.mu.Unlock()
+	c.onNote()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.notifying--
+	if c.notifying == 0 && c.quiet != nil {
+		close(c.quiet)
+		c.quiet = nil
+	}
+}
+
+// use counts a queue pair's queue and returns C's.
+func (c *cq) use(typ verbs.QPType) (*coreCQ, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.h == nil {
+		return nil, fmt.Errorf("rdmacore: completion queue: %w", net.ErrClosed)
+	}
+	c.users++
+	if typ == verbs.UD {
+		c.uds++
+	}
+	return c.h, nil
+}
+
+func (c *cq) unuse(typ verbs.QPType) {
+	c.mu.Lock()
+	c.users--
+	if typ == verbs.UD {
+		c.uds--
+	}
+	c.mu.Unlock()
+}
+
+// Close implements [verbs.CQ].
+func (c *cq) Close() error {
+	c.mu.Lock()
+	if c.h == nil {
+		c.mu.Unlock()
+		return nil
+	}
+	if c.users > 0 {
+		c.mu.Unlock()
+		return fmt.Errorf("rdmacore: completion queue of a living queue pair: %w", verbs.ErrBusy)
+	}
+	h := c.h
+	c.h = nil
+	var quiet chan struct{}
+	if c.notifying > 0 {
+		quiet = make(chan struct{})
+		c.quiet = quiet
+	}
+	c.mu.Unlock()
+	if quiet != nil {
+		<-quiet
+	}
+	c.dev.mu.Lock()
+	delete(c.dev.cqs, c.token)
+	c.dev.mu.Unlock()
+	err := coreDestroyCQ(h)
+	defer c.dev.release()
+	if err != nil && !c.dev.gone.Load() {
+		return c.dev.failure("destroying a completion queue", err)
+	}
+	return nil
+}

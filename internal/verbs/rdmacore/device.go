@@ -1,0 +1,375 @@
+//go:build linux && cgo
+
+package rdmacore
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"syscall"
+
+	"github.com/go-rdma/rdma/internal/race"
+	"github.com/go-rdma/rdma/internal/verbs"
+)
+
+// core is what a provider has with cgo.
+type core struct {
+	p *Provider
+
+	mu   sync.Mutex
+	open map[string]*device
+	ec   *eventChannel
+
+	idle idle
+}
+
+func (c *core) init(p *Provider) {
+	c.p = p
+	c.open = make(map[string]*device)
+}
+
+// order is where messages pass between goroutines unseen by the race detector.
+var order race.Sync
+
+var tokens atomic.Uint64
+
+// newToken returns what stands for a Go object in C.
+func newToken() uint64 { return tokens.Add(1) }
+
+// device is an open device.
+//
+// Locks are taken in this order, each optional: those of an identifier, of a queue pair, of a completion
+// queue, the device's. None is held while a handler runs.
+type device struct {
+	c      *core
+	name   string
+	ctx    *coreCtx
+	attr   attrs
+	port   []portAttrs // at the time of opening
+	maxMsg int64       // longest message of any port
+
+	refs  atomic.Int64 // opens, and whatever lives on the device
+	gone  atomic.Bool
+	async *drainer
+
+	table table
+
+	mu     sync.Mutex
+	shards []*shard
+	next   int
+	cqs    map[uint64]*cq // by token, as the others
+	srqs   map[uint64]*srq
+	qps    map[uint64]*qp
+	nums   map[uint32]*qp
+}
+
+// use returns the open device of that name, held for the caller.
+func (c *core) use(name string) (*device, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if d := c.open[name]; d != nil && !d.gone.Load() && d.tryRetain() {
+		return d, nil
+	}
+	d, err := c.openDevice(name)
+	if err != nil {
+		return nil, noDevice(c.p.host.cannotOpen(name, err))
+	}
+	c.open[name] = d
+	return d, nil
+}
+
+// listedDevices are the devices that libibverbs can drive.
+func listedDevices() (map[string]verbs.LinkTransport, error) {
+	list, err := coreList()
+	if err != nil {
+		return nil, err
+	}
+	m := make(map[string]verbs.LinkTransport, len(list))
+	for _, l := range list {
+		m[l.name] = l.transport
+	}
+	return m, nil
+}
+
+func (c *core) openDevice(name string) (*device, error) {
+	drivers, err := listedDevices()
+	if err != nil {
+		return nil, err
+	}
+	if _, ok := drivers[name]; !ok {
+		return nil, errNoDriver
+	}
+	ctx, fd, err := coreOpen(name)
+	if err != nil {
+		return nil, err
+	}
+	d := &device{
+		c: c, name: name, ctx: ctx,
+		cqs: make(map[uint64]*cq), srqs: make(map[uint64]*srq), qps: make(map[uint64]*qp), nums: make(map[uint32]*qp),
+	}
+	d.refs.Store(1)
+	if d.attr, err = coreQuery(ctx); err == nil {
+		for i := range d.attr.ports {
+			p, perr := coreQueryPort(ctx, i+1)
+			if perr != nil {
+				err = perr
+				break
+			}
+			d.port = append(d.port, p)
+			d.maxMsg = max(d.maxMsg, p.maxMsg)
+		}
+	}
+	if err != nil {
+		_, _ = syscall.Close(fd), coreClose(ctx)
+		return nil, err
+	}
+	var kind int
+	var token uint64
+	d.async, err = drain(fd, "uverbs "+name,
+		func() (err error) { kind, token, err = coreAsyncEvent(ctx); return err },
+		func() { d.asyncEvent(kind, token) },
+		func(error) { d.lost() })
+	if err != nil {
+		_ = coreClose(ctx) // the first error says more
+		return nil, err
+	}
+	return d, nil
+}
+
+// retain holds the device. The caller already holds it, directly or not.
+func (d *device) retain() { d.refs.Add(1) }
+
+// tryRetain holds the device unless it is closed.
+func (d *device) tryRetain() bool {
+	for {
+		n := d.refs.Load()
+		if n == 0 {
+			return false
+		}
+		if d.refs.CompareAndSwap(n, n+1) {
+			return true
+		}
+	}
+}
+
+// release gives a hold back. The last one closes the device, on a goroutine of its own: the
+// caller may be one of the device's.
+func (d *device) release() {
+	if d.refs.Add(-1) == 0 {
+		d.c.mu.Lock()
+		if d.c.open[d.name] == d {
+			delete(d.c.open, d.name)
+		}
+		d.c.mu.Unlock()
+		go d.shutdown()
+	}
+}
+
+func (d *device) shutdown() {
+	d.async.close()
+	d.async.wait()
+	for _, s := range d.shards {
+		s.close()
+	}
+	_ = coreClose(d.ctx) // nobody is left to tell
+}
+
+// Close implements [verbs.Device].
+func (d *device) Close() error {
+	d.release()
+	return nil
+}
+
+func (d *device) Name() string { return d.name }
+
+func (d *device) Dup() (verbs.Device, error) {
+	if !d.tryRetain() {
+		return nil, fmt.Errorf("rdmacore: device %s: %w", d.name, net.ErrClosed)
+	}
+	return d, nil
+}
+
+// failure names the device in an error of C's, which on a device that is gone can be any.
+func (d *device) failure(what string, err error) error {
+	if d.gone.Load() || errors.Is(err, syscall.EIO) {
+		err = syscall.ENODEV
+	}
+	return fmt.Errorf("rdmacore: %s on %s: %w", what, d.name, err)
+}
+
+var portStates = [...]string{"NOP", "DOWN", "INIT", "ARMED", "ACTIVE", "ACTIVE_DEFER"}
+
+func (d *device) Info() *verbs.DeviceInfo {
+	info := d.c.p.host.describe(d.name)
+	a := &d.attr
+	info.MaxQP, info.MaxCQE, info.MaxQPWR, info.MaxSGE = a.maxQP, a.maxCQE, a.maxQPWR, a.maxSGE
+	info.MaxRDAtomic, info.ODP = min(a.maxRDAtomic, a.maxInitRDAtomic), a.odp
+	info.Ports = info.Ports[:0]
+	gids, err := coreGIDs(d.ctx)
+	if err != nil {
+		gids = nil // the ports are shown without
+	}
+	for i := range a.ports {
+		p, err := coreQueryPort(d.ctx, i+1)
+		if err != nil {
+			p = d.port[i]
+			p.state = 1
+		}
+		if i == 0 || p.maxMsg < info.MaxMsgSize {
+			info.MaxMsgSize = p.maxMsg
+		}
+		port := verbs.PortInfo{Num: i + 1, MTU: verbs.MTUFromCode(uint8(p.activeMTU))}
+		if p.state >= 0 && p.state < len(portStates) {
+			port.State = portStates[p.state]
+		}
+		for _, g := range gids {
+			if g.port != i+1 {
+				continue
+			}
+			if port.Interface == "" && g.ifindex != 0 {
+				if ifi, err := net.InterfaceByIndex(g.ifindex); err == nil {
+					port.Interface = ifi.Name
+				}
+			}
+			if !slices.Contains(port.GIDs, g.gid) {
+				port.GIDs = append(port.GIDs, g.gid)
+			}
+		}
+		info.Ports = append(info.Ports, port)
+	}
+	return &info
+}
+
+// devices describes the kernel's devices of these names.
+func (c *core) devices(names []string) ([]verbs.DeviceInfo, error) {
+	var infos []verbs.DeviceInfo
+	for _, name := range names {
+		d, err := c.use(name)
+		if err != nil {
+			info := c.p.host.describe(name)
+			info.Unusable = err
+			infos = append(infos, info)
+			continue
+		}
+		infos = append(infos, *d.Info())
+		d.release()
+	}
+	return infos, nil
+}
+
+// Open implements [verbs.Provider].
+func (p *Provider) Open(name string) (verbs.Device, error) {
+	if name == "" {
+		return nil, noDevice(errors.New("a device without a name"))
+	}
+	if err := p.check(name, 0); err != nil {
+		return nil, err
+	}
+	d, err := p.core.use(name)
+	if err != nil {
+		return nil, err
+	}
+	return d, nil
+}
+
+// asyncEvent takes an asynchronous event of the device.
+func (d *device) asyncEvent(kind int, token uint64) {
+	d.mu.Lock()
+	q, c, s := d.qps[token], d.cqs[token], d.srqs[token]
+	d.mu.Unlock()
+	switch kind {
+	case asyncCQ:
+		if c != nil {
+			c.fail(fmt.Errorf("rdmacore: completion queue overrun: %w", syscall.ENOSPC))
+		}
+	case asyncQP, asyncSRQ:
+		if q != nil {
+			q.broke()
+		}
+	case asyncCommEst:
+		if q != nil && q.onCommEst != nil {
+			q.onCommEst()
+		}
+	case asyncSRQLimit:
+		if s != nil && s.limitEvent != nil {
+			s.limitEvent()
+		}
+	case asyncDevice:
+		d.lost()
+	}
+}
+
+// lost is told that the device is gone.
+func (d *device) lost() {
+	if d.gone.Swap(true) {
+		return
+	}
+	d.mu.Lock()
+	cqs := make([]*cq, 0, len(d.cqs))
+	for _, c := range d.cqs {
+		cqs = append(cqs, c)
+	}
+	d.mu.Unlock()
+	for _, c := range cqs {
+		c.fail(fmt.Errorf("rdmacore: device %s is gone: %w", d.name, syscall.ENODEV))
+	}
+}
+
+// shard is a completion channel and the goroutine that reads it.
+type shard struct {
+	d     *device
+	ch    *coreChan
+	drain *drainer
+	buf   [coreEvents]uint64
+	n     int
+}
+
+// shard returns the channel for the next completion queue, and its number.
+func (d *device) shard() (*shard, int, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	i := d.next
+	d.next = (d.next + 1) % max(1, runtime.GOMAXPROCS(0))
+	if i < len(d.shards) {
+		return d.shards[i], i, nil
+	}
+	i = len(d.shards)
+	s := &shard{d: d}
+	ch, fd, err := coreCreateChan(d.ctx)
+	if err != nil {
+		return nil, 0, err
+	}
+	s.ch = ch
+	s.drain, err = drain(fd, "completions of "+d.name,
+		func() (err error) { s.n, err = coreCQEvents(ch, s.buf[:]); return err },
+		s.notify, nil) // that the device is gone is told elsewhere
+	if err != nil {
+		_ = coreDestroyChan(ch) // the first error says more
+		return nil, 0, err
+	}
+	d.shards = append(d.shards, s)
+	return s, i, nil
+}
+
+func (s *shard) notify() {
+	for _, token := range s.buf[:s.n] {
+		s.d.mu.Lock()
+		c := s.d.cqs[token]
+		s.d.mu.Unlock()
+		if c != nil {
+			c.notified()
+		}
+	}
+}
+
+func (s *shard) close() {
+	s.drain.close()
+	s.drain.wait()
+	_ = coreDestroyChan(s.ch) // nobody is left to tell
+}
+
+var _ verbs.Device = (*device)(nil)

@@ -1,0 +1,56 @@
+//go:build linux && cgo
+
+package rdmacore
+
+import (
+	"errors"
+	"os"
+	"syscall"
+)
+
+// drainer reads a descriptor of C's whenever Go's poller says that something is there.
+type drainer struct {
+	f    *os.File
+	done chan struct{} // closed when its goroutine has ended
+}
+
+// drain starts a goroutine that calls take until it fails, and handle after each success. take is called
+// again until it says EAGAIN, then when the descriptor is readable: that is edge-triggered,
+// and everything must have been taken. The descriptor is the drainer's from now on.
+func drain(fd int, name string, take func() error, handle func(), failed func(error)) (*drainer, error) {
+	f := os.NewFile(uintptr(fd), name)
+	raw, err := f.SyscallConn()
+	if err != nil {
+		_ = f.Close() // nothing was read
+		return nil, err
+	}
+	d := &drainer{f: f, done: make(chan struct{})}
+	go func() {
+		defer close(d.done)
+		var err error
+		once := func(uintptr) bool {
+			err = take()
+			return !errors.Is(err, syscall.EAGAIN)
+		}
+		for {
+			// handle runs outside of Read, so that it may close the drainer.
+			if raw.Read(once) != nil {
+				return // closed
+			}
+			if err != nil {
+				if failed != nil {
+					failed(err)
+				}
+				return
+			}
+			handle()
+		}
+	}()
+	return d, nil
+}
+
+// close lets the goroutine end. It does not wait for it, which may be the caller.
+func (d *drainer) close() { _ = d.f.Close() }
+
+// wait waits for the goroutine to end.
+func (d *drainer) wait() { <-d.done }

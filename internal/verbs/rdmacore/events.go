@@ -1,0 +1,202 @@
+//go:build linux && cgo
+
+package rdmacore
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	"github.com/go-rdma/rdma/internal/verbs"
+)
+
+// eventChannel is the event channel that all connections share, and the goroutine that reads it.
+type eventChannel struct {
+	c     *core
+	ec    *coreEC
+	drain *drainer
+	buf   eventBuffer
+	ev    cmEvent
+
+	refs int // guarded by core.mu
+
+	mu  sync.Mutex
+	ids map[uint64]*cmid // by token
+}
+
+// channel returns the event channel, held for the caller.
+func (c *core) channel() (*eventChannel, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.ec != nil {
+		c.ec.refs++
+		return c.ec, nil
+	}
+	ec, fd, err := coreCreateEC()
+	if err != nil {
+		return nil, c.p.host.cannotManage(err)
+	}
+	ch := &eventChannel{c: c, ec: ec, refs: 1, ids: make(map[uint64]*cmid)}
+	ch.drain, err = drain(fd, "rdma_cm", func() (err error) { ch.ev, err = ch.buf.next(ec); return err }, ch.dispatch, nil)
+	if err != nil {
+		coreDestroyEC(ec)
+		return nil, err
+	}
+	c.ec = ch
+	return ch, nil
+}
+
+// release gives a hold back. The last one closes the channel, on a goroutine of its own: the
+// caller may be the channel's.
+func (ch *eventChannel) release() {
+	c := ch.c
+	c.mu.Lock()
+	ch.refs--
+	last := ch.refs == 0
+	if last {
+		c.ec = nil
+	}
+	c.mu.Unlock()
+	if last {
+		go func() {
+			ch.drain.close()
+			ch.drain.wait()
+			coreDestroyEC(ch.ec)
+		}()
+	}
+}
+
+func (ch *eventChannel) dispatch() {
+	ch.mu.Lock()
+	id := ch.ids[ch.ev.token]
+	ch.mu.Unlock()
+	if id != nil {
+		id.onCM(&ch.ev)
+	}
+}
+
+func (ch *eventChannel) add(id *cmid) {
+	ch.mu.Lock()
+	ch.ids[id.token] = id
+	ch.mu.Unlock()
+}
+
+func (ch *eventChannel) remove(id *cmid) {
+	ch.mu.Lock()
+	delete(ch.ids, id.token)
+	ch.mu.Unlock()
+}
+
+// eventQueue delivers the events of an identifier to its handler, one at a
+// time and in order, on a goroutine that lives while there are any: the handler of one
+// connection holds up no other's.
+type eventQueue struct {
+	mu      sync.Mutex
+	cond    sync.Cond // running became false
+	handler func(verbs.Event)
+	queue   []verbs.Event
+	running bool
+	closed  bool
+}
+
+func (q *eventQueue) post(e verbs.Event) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.closed {
+		return
+	}
+	q.queue = append(q.queue, e)
+	q.start()
+}
+
+// start lets events be delivered, if there are any and somebody to take them. The queue is locked.
+func (q *eventQueue) start() {
+	if q.handler != nil && !q.running && len(q.queue) > 0 {
+		q.running = true
+		go q.run()
+	}
+}
+
+// setHandler replaces the handler. What waited for one is delivered at once.
+func (q *eventQueue) setHandler(h func(verbs.Event)) {
+	q.mu.Lock()
+	q.handler = h
+	run := h != nil && !q.running && len(q.queue) > 0
+	if run {
+		q.running = true
+	}
+	q.mu.Unlock()
+	if run {
+		q.run()
+	}
+}
+
+func (q *eventQueue) run() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for len(q.queue) > 0 && q.handler != nil {
+		e, h := q.queue[0], q.handler
+		q.queue = q.queue[1:]
+		q.mu.Unlock()
+		h(e)
+		q.mu.Lock()
+	}
+	if len(q.queue) == 0 {
+		q.queue = nil
+	}
+	q.running = false
+	if q.cond.L != nil {
+		q.cond.Broadcast()
+	}
+}
+
+// close drops what was not delivered. No handler runs once it returns.
+func (q *eventQueue) close() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.closed, q.queue, q.handler = true, nil, nil
+	q.cond.L = &q.mu
+	for q.running {
+		q.cond.Wait()
+	}
+}
+
+// idle counts connections whose owner is gone and whose peer must still be told.
+type idle struct {
+	mu sync.Mutex
+	n  int
+	ch chan struct{} // closed when there are none
+}
+
+func (i *idle) add(n int) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.n += n
+	if i.n == 0 && i.ch != nil {
+		close(i.ch)
+		i.ch = nil
+	}
+}
+
+// Drain waits until the peers of all closed connections have been told, or
+// will not answer any more, or ctx ends. A program that is about to exit calls it.
+func (p *Provider) Drain(ctx context.Context) error {
+	i := &p.core.idle
+	for {
+		i.mu.Lock()
+		n, ch := i.n, i.ch
+		if n > 0 && ch == nil {
+			ch = make(chan struct{})
+			i.ch = ch
+		}
+		i.mu.Unlock()
+		if n == 0 {
+			return nil
+		}
+		select {
+		case <-ch:
+		case <-ctx.Done():
+			return fmt.Errorf("rdmacore: %d connections are still being ended: %w", n, ctx.Err())
+		}
+	}
+}

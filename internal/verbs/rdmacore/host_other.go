@@ -1,0 +1,5 @@
+//go:build !linux
+
+package rdmacore
+
+func memlockLimit() (uint64, bool) { return 0, false }

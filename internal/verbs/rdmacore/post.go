@@ -1,0 +1,217 @@
+//go:build linux && cgo
+
+package rdmacore
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"syscall"
+
+	"github.com/go-rdma/rdma/internal/verbs"
+)
+
+// batches are shared: a queue pair needs one only while it posts.
+var batches = sync.Pool{New: func() any { return new(batch) }}
+
+var errNotConnected = fmt.Errorf("rdmacore: queue pair is not connected: %w", syscall.ENOTCONN)
+
+// PostSend implements [verbs.QP].
+func (q *qp) PostSend(wrs []verbs.SendWR) (n int, err error) {
+	b := batches.Get().(*batch)
+	q.sendMu.Lock()
+	switch {
+	case q.h == nil:
+		err = net.ErrClosed
+	case q.state != stateRTS && !q.failed.Load() && len(wrs) > 0 && q.typ == verbs.RC:
+		err = errNotConnected
+	default:
+		n, err = q.postSend(b, wrs)
+		if n > 0 && q.failed.Load() {
+			_ = q.toError() // the completions tell
+		}
+	}
+	q.sendMu.Unlock()
+	batches.Put(b)
+	return n, err
+}
+
+func (q *qp) postSend(b *batch, wrs []verbs.SendWR) (n int, err error) {
+	for n < len(wrs) {
+		k, bad := q.fill(b, wrs[n:])
+		done := 0
+		if k > 0 {
+			order.Release()
+			done, err = b.postSend(q.h, k)
+			q.sq.back(k - done)
+			n += done
+		}
+		switch {
+		case err != nil:
+			return n, q.postFailure(err)
+		case bad != nil:
+			return n, bad
+		case k == 0: // full
+			return n, nil
+		}
+	}
+	return n, nil
+}
+
+// postFailure is why a driver did not take a request that has passed our own checks: nil if its queue is full.
+func (q *qp) postFailure(err error) error {
+	if errors.Is(err, syscall.ENOMEM) && !q.dev.gone.Load() {
+		return nil
+	}
+	return q.dev.failure("posting", err)
+}
+
+// fill flattens requests as far as they and the queue have room. bad is about the one behind those.
+func (q *qp) fill(b *batch, wrs []verbs.SendWR) (n int, bad error) {
+	sges, bytes := 0, 0
+	for limit := min(len(wrs), coreBatch, q.sq.room()); n < limit; {
+		wr := &wrs[n]
+		if err := q.checkSend(wr); err != nil {
+			return n, err
+		}
+		var h *coreAH
+		if q.typ == verbs.UD {
+			a, ok := wr.AH.(*ah)
+			if !ok || a.pd != q.pd {
+				return n, fmt.Errorf("rdmacore: datagram without an address handle of its domain: %w", syscall.EINVAL)
+			}
+			h = a.h
+		}
+		if wr.Inline != nil {
+			if bytes+len(wr.Inline) > coreInline {
+				return n, nil
+			}
+			bytes += copy(b.data[bytes:], wr.Inline)
+		} else {
+			if sges+len(wr.SGL) > coreSGEs {
+				return n, nil
+			}
+			sges = b.addSGL(sges, wr.SGL)
+		}
+		b.addSend(n, q.sq.put(wr.ID), wr, h)
+		n++
+	}
+	return n, nil
+}
+
+// checkSend refuses what is wrong on its face, so that the driver's ENOMEM means one thing.
+func (q *qp) checkSend(wr *verbs.SendWR) error {
+	fetch := false
+	switch wr.Op {
+	case verbs.OpSend, verbs.OpSendWithImm:
+	case verbs.OpWrite, verbs.OpWriteWithImm:
+		if q.typ != verbs.RC {
+			return unsupported(wr.Op.String() + " requests on a UD queue pair")
+		}
+	case verbs.OpRead, verbs.OpCompareSwap, verbs.OpFetchAdd:
+		if err := q.checkFetch(wr); err != nil {
+			return err
+		}
+		fetch = true
+	default:
+		return unsupported(wr.Op.String() + " requests")
+	}
+	if wr.Inline != nil {
+		if len(wr.Inline) > q.caps.MaxInline {
+			return fmt.Errorf("rdmacore: %d inline bytes, the limit is %d: %w", len(wr.Inline), q.caps.MaxInline, syscall.EINVAL)
+		}
+		return nil
+	}
+	if len(wr.SGL) > q.caps.MaxSendSGE {
+		return fmt.Errorf("rdmacore: %d gather entries, the limit is %d: %w", len(wr.SGL), q.caps.MaxSendSGE, syscall.EINVAL)
+	}
+	var length int64
+	for i := range wr.SGL {
+		length += int64(wr.SGL[i].Length)
+	}
+	if fetch && wr.Op != verbs.OpRead && length < 8 {
+		return fmt.Errorf("rdmacore: %v into %d bytes, not 8: %w", wr.Op, length, syscall.EINVAL)
+	}
+	if limit := q.dev.maxMsg; length > limit {
+		return fmt.Errorf("rdmacore: message of %d bytes, the limit is %d: %w", length, limit, syscall.EMSGSIZE)
+	}
+	return nil
+}
+
+// checkFetch is checkSend for what brings data back.
+func (q *qp) checkFetch(wr *verbs.SendWR) error {
+	switch {
+	case q.typ != verbs.RC:
+		return unsupported(wr.Op.String() + " requests on a UD queue pair")
+	case wr.Op != verbs.OpRead && !q.dev.attr.atomics:
+		return unsupported(wr.Op.String() + " requests on device " + q.dev.name)
+	case wr.Inline != nil:
+		return fmt.Errorf("rdmacore: inline bytes of %v: %w", wr.Op, syscall.EINVAL)
+	case q.readDepth == 0 && !q.failed.Load():
+		return fmt.Errorf("rdmacore: the connection was made without READs and atomics in this direction "+
+			"(InitiatorDepth, the peer's ResponderResources): %w", syscall.EINVAL)
+	}
+	return nil
+}
+
+// PostRecv implements [verbs.QP].
+func (q *qp) PostRecv(wrs []verbs.RecvWR) (n int, err error) {
+	if q.srq != nil {
+		return 0, fmt.Errorf("rdmacore: the queue pair receives from a shared queue: %w", syscall.EINVAL)
+	}
+	b := batches.Get().(*batch)
+	q.recvMu.Lock()
+	if q.h == nil {
+		err = net.ErrClosed
+	} else {
+		n, err = q.postRecv(b, wrs)
+		if n > 0 && q.failed.Load() {
+			_ = q.toError() // the completions tell
+		}
+	}
+	q.recvMu.Unlock()
+	batches.Put(b)
+	return n, err
+}
+
+func (q *qp) postRecv(b *batch, wrs []verbs.RecvWR) (n int, err error) {
+	for n < len(wrs) {
+		room := q.rq.room()
+		k, bad := b.fillRecv(wrs[n:], room, q.caps.MaxRecvSGE, q.rq.put)
+		done := 0
+		if k > 0 {
+			order.Release()
+			done, err = b.postRecv(q.h, k)
+			q.rq.back(k - done)
+			n += done
+		}
+		switch {
+		case err != nil:
+			return n, q.postFailure(err)
+		case bad != nil:
+			return n, bad
+		case k == 0: // full
+			return n, nil
+		}
+	}
+	return n, nil
+}
+
+// fillRecv flattens receives as far as they and the queue have room; put gives each its ID. bad is about the
+// one behind those.
+func (b *batch) fillRecv(wrs []verbs.RecvWR, room, maxSGE int, put func(uint64) uint64) (n int, bad error) {
+	sges := 0
+	for limit := min(len(wrs), coreBatch, room); n < limit; n++ {
+		wr := &wrs[n]
+		if len(wr.SGL) > maxSGE {
+			return n, fmt.Errorf("rdmacore: %d scatter entries, the limit is %d: %w", len(wr.SGL), maxSGE, syscall.EINVAL)
+		}
+		if sges+len(wr.SGL) > coreSGEs {
+			return n, nil
+		}
+		sges = b.addSGL(sges, wr.SGL)
+		b.addRecv(n, put(wr.ID), wr)
+	}
+	return n, nil
+}

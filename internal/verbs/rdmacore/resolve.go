@@ -1,0 +1,150 @@
+//go:build linux && cgo
+
+package rdmacore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"syscall"
+	"time"
+
+	"github.com/go-rdma/rdma/internal/verbs"
+)
+
+// Addresses and routes are asked for again after this long, then after twice as long, so many times in all. The
+// kernel itself asks a neighbour several times meanwhile.
+const (
+	firstTry = time.Second
+	tries    = 5
+)
+
+func checkSpace(ps verbs.PortSpace) error {
+	if ps != verbs.PSTCP && ps != verbs.PSIB {
+		return unsupported("port space " + ps.String())
+	}
+	return nil
+}
+
+// Resolve implements [verbs.Provider].
+func (p *Provider) Resolve(ctx context.Context, attr *verbs.CMIDAttr) (verbs.CMID, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, fmt.Errorf("rdmacore: resolving %v: %w", attr.Remote, err)
+	}
+	if err := p.check(attr.Device, attr.Port); err != nil {
+		return nil, err
+	}
+	if err := checkSpace(attr.PortSpace); err != nil {
+		return nil, err
+	}
+	c, err := p.core.resolve(ctx, attr)
+	switch {
+	case err == nil:
+		return c, nil
+	case errors.Is(err, verbs.ErrNoDevice):
+		return nil, err
+	case errors.Is(err, syscall.ENODEV):
+		return nil, noDevice(fmt.Errorf("no RDMA device has a route to %v, there are %q: %w", attr.Remote.Addr(), p.host.devices(), err))
+	}
+	return nil, fmt.Errorf("rdmacore: resolving %v: %w", attr.Remote, err)
+}
+
+func (c *core) resolve(ctx context.Context, attr *verbs.CMIDAttr) (*cmid, error) {
+	to, from := attr.Remote.Addr().Unmap(), attr.Local
+	switch {
+	case !to.IsValid():
+		return nil, syscall.EINVAL
+	case to.IsMulticast():
+		return nil, syscall.ENETUNREACH
+	case to.IsUnspecified(): // this host, as for connect(2)
+		if to = netip.IPv6Loopback(); attr.Remote.Addr().Is4() {
+			to = netip.AddrFrom4([4]byte{127, 0, 0, 1})
+		}
+	}
+	if !from.Addr().IsValid() || from.Addr().IsUnspecified() {
+		// Of the family of the peer's, or none if only a port was to be chosen.
+		any := netip.IPv6Unspecified()
+		if to.Is4() {
+			any = netip.IPv4Unspecified()
+		}
+		if from = netip.AddrPortFrom(any, from.Port()); from.Port() == 0 {
+			from = netip.AddrPort{}
+		}
+	} else {
+		from = netip.AddrPortFrom(from.Addr().Unmap(), from.Port())
+	}
+	id := &cmid{
+		c: c, token: newToken(), active: true,
+		remote: netip.AddrPortFrom(to, attr.Remote.Port()),
+		step:   make(chan cmEvent, 1), gone: make(chan struct{}),
+	}
+	ch, err := c.channel()
+	if err != nil {
+		return nil, noDevice(err)
+	}
+	id.ch = ch
+	ch.add(id)
+	if id.h, err = coreCreateID(ch.ec, attr.PortSpace, id.token); err == nil {
+		err = id.resolve(ctx, from, attr)
+	}
+	if err != nil {
+		id.mu.Lock()
+		id.destroy()
+		id.mu.Unlock()
+		ch.remove(id)
+		ch.release()
+		return nil, err
+	}
+	id.events.setHandler(attr.Handler)
+	return id, nil
+}
+
+// resolve binds the identifier to a device, which is held for it.
+func (c *cmid) resolve(ctx context.Context, from netip.AddrPort, attr *verbs.CMIDAttr) error {
+	if attr.TrafficClass != 0 {
+		if err := coreSetTOS(c.h, attr.TrafficClass); err != nil {
+			return fmt.Errorf("traffic class %d: %w", attr.TrafficClass, err)
+		}
+	}
+	err := c.take(ctx, cmAddrResolved, func(ms int) error { return coreResolveAddr(c.h, from, c.remote, ms) })
+	if err != nil {
+		return err
+	}
+	device, port, _, _ := coreInfo(c.h)
+	if attr.Device != "" && device != attr.Device || attr.Port != 0 && port != attr.Port {
+		return noDevice(fmt.Errorf("%v is reached through %s/%d", c.remote.Addr(), device, port))
+	}
+	if err := c.take(ctx, cmRouteResolved, func(ms int) error { return coreResolveRoute(c.h, ms) }); err != nil {
+		return err
+	}
+	dev, err := c.c.use(device)
+	if err != nil {
+		return err
+	}
+	c.dev = dev
+	_, _, c.local, c.remote = coreInfo(c.h)
+	return nil
+}
+
+// take starts a step and waits for its end, with patience.
+func (c *cmid) take(ctx context.Context, want int, start func(ms int) error) error {
+	patience := firstTry
+	for try := 1; ; try++ {
+		if err := start(int(patience.Milliseconds())); err != nil {
+			return err
+		}
+		select {
+		case ev := <-c.step:
+			if ev.kind == want {
+				return nil
+			}
+			if err := refusal(&ev); !errors.Is(err, syscall.ETIMEDOUT) || try == tries {
+				return err
+			}
+			patience *= 2
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}

@@ -1,0 +1,247 @@
+//go:build linux && cgo
+
+package rdmacore
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"syscall"
+
+	"github.com/go-rdma/rdma/internal/verbs"
+)
+
+// srq is a shared receive queue.
+type srq struct {
+	pd         *pd
+	token      uint64
+	maxSGE     int
+	limitEvent func()
+
+	mu    sync.Mutex
+	h     *coreSRQ // nil once closed
+	users int
+	ids   []uint64 // the consumer's, by place
+	avail []uint32 // places that are free: receives complete in any order
+}
+
+// CreateSRQ implements [verbs.PD].
+func (p *pd) CreateSRQ(attr *verbs.SRQAttr) (verbs.SRQ, error) {
+	d := p.dev
+	a := *attr
+	if a.MaxWR == 0 {
+		a.MaxWR = min(defaultWR, d.attr.maxSRQWR)
+	}
+	if a.MaxSGE == 0 {
+		a.MaxSGE = min(defaultSGE, d.attr.maxSRQSGE)
+	}
+	switch {
+	case d.attr.maxSRQWR == 0:
+		return nil, unsupported("shared receive queues on device " + d.name)
+	case a.MaxWR < 0 || a.MaxWR > d.attr.maxSRQWR || a.MaxSGE < 0 || a.MaxSGE > d.attr.maxSRQSGE:
+		return nil, fmt.Errorf("rdmacore: shared receive queue of %d requests with %d entries, the limits are %d and %d: %w",
+			a.MaxWR, a.MaxSGE, d.attr.maxSRQWR, d.attr.maxSRQSGE, syscall.EINVAL)
+	}
+	h, err := p.use()
+	if err != nil {
+		return nil, err
+	}
+	s := &srq{pd: p, token: newToken(), maxSGE: a.MaxSGE, limitEvent: a.LimitEvent}
+	if s.h, err = coreCreateSRQ(h, a.MaxWR, a.MaxSGE, s.token); err != nil {
+		p.unuse()
+		return nil, d.failure("shared receive queue", err)
+	}
+	s.ids = make([]uint64, a.MaxWR)
+	for i := a.MaxWR; i > 0; i-- {
+		s.avail = append(s.avail, uint32(i-1))
+	}
+	d.mu.Lock()
+	d.srqs[s.token] = s
+	d.mu.Unlock()
+	return s, nil
+}
+
+func (s *srq) use() (*coreSRQ, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.h == nil {
+		return nil, fmt.Errorf("rdmacore: shared receive queue: %w", net.ErrClosed)
+	}
+	s.users++
+	return s.h, nil
+}
+
+func (s *srq) unuse() {
+	s.mu.Lock()
+	s.users--
+	s.mu.Unlock()
+}
+
+// PostRecv implements [verbs.SRQ].
+func (s *srq) PostRecv(wrs []verbs.RecvWR) (n int, err error) {
+	b := batches.Get().(*batch)
+	defer batches.Put(b)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.h == nil {
+		return 0, net.ErrClosed
+	}
+	for n < len(wrs) {
+		room := len(s.avail)
+		k, bad := b.fillRecv(wrs[n:], room, s.maxSGE, s.put)
+		done := 0
+		if k > 0 {
+			order.Release()
+			done, err = b.postSRQ(s.h, k)
+			s.avail = s.avail[:room-done]
+			n += done
+		}
+		switch {
+		case err == nil && bad == nil && k > 0:
+			continue
+		case errors.Is(err, syscall.ENOMEM) && !s.pd.dev.gone.Load():
+			return n, nil // full
+		case err != nil:
+			return n, s.pd.dev.failure("posting", err)
+		}
+		return n, bad
+	}
+	return n, nil
+}
+
+// put takes a free place. They are taken from the end of the list, the last one first, so that what
+// the driver does not take is the front of what was taken.
+func (s *srq) put(id uint64) uint64 {
+	i := s.avail[len(s.avail)-1]
+	s.avail = s.avail[:len(s.avail)-1]
+	s.ids[i] = id
+	return kindSRQ | s.token<<genShift&^kindMask | uint64(i)
+}
+
+// free frees the place of a completed receive and returns the consumer's ID.
+func (s *srq) free(i uint32) uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.avail = append(s.avail, i)
+	return s.ids[i]
+}
+
+// ArmLimit implements [verbs.SRQ].
+func (s *srq) ArmLimit(limit int) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.h == nil {
+		return net.ErrClosed
+	}
+	if err := coreArmSRQ(s.h, limit); err != nil {
+		return s.pd.dev.failure("arming a shared receive queue", err)
+	}
+	return nil
+}
+
+// Close implements [verbs.SRQ].
+func (s *srq) Close() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	d := s.pd.dev
+	switch {
+	case s.h == nil:
+		return nil
+	case s.users > 0:
+		return fmt.Errorf("rdmacore: shared receive queue of %d queue pairs: %w", s.users, verbs.ErrBusy)
+	}
+	if err := coreDestroySRQ(s.h); err != nil && !d.gone.Load() {
+		return d.failure("destroying a shared receive queue", err)
+	}
+	s.h = nil
+	d.mu.Lock()
+	delete(d.srqs, s.token)
+	d.mu.Unlock()
+	s.pd.unuse()
+	return nil
+}
+
+// ah is an address handle.
+type ah struct {
+	pd *pd
+
+	mu sync.Mutex
+	h  *coreAH // nil once closed
+}
+
+// CreateAH implements [verbs.PD].
+func (p *pd) CreateAH(attr *verbs.AHAttr) (verbs.AH, error) {
+	d := p.dev
+	a := *attr
+	if a.HopLimit == 0 {
+		a.HopLimit = 64
+	}
+	sgid := 0
+	global := a.Remote.IsValid()
+	if global {
+		e, err := d.ownGID(&a)
+		if err != nil {
+			return nil, err
+		}
+		sgid, a.Port = e.index, e.port
+	} else if a.Port == 0 {
+		a.Port = 1
+	}
+	h, err := p.use()
+	if err != nil {
+		return nil, err
+	}
+	made, err := coreCreateAH(h, &a, a.Port, sgid, global)
+	if err != nil {
+		p.unuse()
+		return nil, d.failure(fmt.Sprintf("address handle for %v", a.Remote), err)
+	}
+	return &ah{pd: p, h: made}, nil
+}
+
+// ownGID finds the entry of the own address, of RoCE version 2 where there is one.
+func (d *device) ownGID(a *verbs.AHAttr) (gidEntry, error) {
+	gids, err := coreGIDs(d.ctx)
+	if err != nil {
+		return gidEntry{}, d.failure("GID table", err)
+	}
+	local := a.Local.Unmap().WithZone("")
+	best := -1
+	for i, g := range gids {
+		if g.gid != local || a.Port != 0 && g.port != a.Port {
+			continue
+		}
+		if best < 0 || g.version > gids[best].version {
+			best = i
+		}
+	}
+	if best < 0 {
+		return gidEntry{}, fmt.Errorf("rdmacore: the GID table of %s does not have %v: %w", d.name, a.Local, syscall.EADDRNOTAVAIL)
+	}
+	return gids[best], nil
+}
+
+// Close implements [verbs.AH].
+func (a *ah) Close() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.h == nil {
+		return nil
+	}
+	err := coreDestroyAH(a.h)
+	if err != nil && !a.pd.dev.gone.Load() {
+		if errors.Is(err, syscall.EBUSY) {
+			return fmt.Errorf("rdmacore: address handle: %w", verbs.ErrBusy)
+		}
+		return a.pd.dev.failure("destroying an address handle", err)
+	}
+	a.h = nil
+	a.pd.unuse()
+	return nil
+}
+
+var (
+	_ verbs.SRQ = (*srq)(nil)
+	_ verbs.AH  = (*ah)(nil)
+)

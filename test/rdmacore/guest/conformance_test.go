@@ -1,0 +1,42 @@
+//go:build guest
+
+package guest
+
+import (
+	"context"
+	"flag"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-rdma/rdma/internal/verbs"
+	"github.com/go-rdma/rdma/internal/verbs/rdmacore"
+	"github.com/go-rdma/rdma/internal/verbs/verbstest"
+)
+
+var addr = flag.String("addr", "10.9.0.1", "an address of the RDMA device")
+
+// lacking are the operations that neither the provider nor rdma_rxe of Linux 6.1 has for regions of programs.
+var lacking = []verbs.Opcode{verbs.OpSendWithInv, verbs.OpFlush, verbs.OpAtomicWrite}
+
+// provider returns a provider that has told all peers when the test ends.
+func provider(t testing.TB) *rdmacore.Provider {
+	p := rdmacore.New(&rdmacore.Config{})
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		require.NoError(t, p.Drain(ctx))
+	})
+	return p
+}
+
+func TestConformance(t *testing.T) {
+	p := provider(t)
+	a := netip.MustParseAddr(*addr)
+	verbstest.TestProvider(t, verbstest.Config{
+		Active: p, Passive: p, Listen: a, Dial: a, Unsupported: lacking, NoOverrun: true, UncountedDrops: true,
+		LocalErrors: []verbs.Status{verbs.LocProtErr, verbs.LocQPOpErr}, Timeout: 30 * time.Second,
+	})
+}
