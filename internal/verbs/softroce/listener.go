@@ -2,6 +2,7 @@ package softroce
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
