@@ -10,6 +10,11 @@
  *     LD_PRELOAD="gaps.so /usr/lib/<arch>/rsocket/librspreload.so" redis-server ...
  *
  * epoll is level-triggered, without nesting, and made of poll.
+ *
+ * poll itself has a fault there: rpoll counts the threads that wait in it, and a wait that
+ * times out is never taken off. The next event then asks all of them to leave, waits for the one that is gone, and
+ * every rpoll of the process spins from there on and does not time out any more. So no wait
+ * with a timeout of librspreload's is used: it is asked, without waiting, every millisecond.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -26,6 +31,7 @@
 #include <sys/sendfile.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 /* The next definition of a function in the order of loading, looked up once. */
@@ -125,6 +131,35 @@ ssize_t sendfile64(int out, int in, off64_t *offset, size_t count)
 		return NEXT(sendfile64)(out, in, offset, count);
 	errno = ENOSYS; /* callers fall back to read and write */
 	return -1;
+}
+
+static long long now_ms(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec * 1000LL + t.tv_nsec / 1000000;
+}
+
+int poll(struct pollfd *fds, nfds_t n, int timeout)
+{
+	static const struct timespec pause = {0, 1000000};
+	long long end;
+	nfds_t i;
+	int ready;
+
+	for (i = 0; i < n && !is_rsocket(fds[i].fd); i++)
+		;
+	if (i == n || !timeout)
+		return NEXT(poll)(fds, n, timeout);
+	end = now_ms() + timeout;
+	while (!(ready = NEXT(poll)(fds, n, 0))) {
+		if (timeout > 0 && now_ms() >= end)
+			return 0;
+		if (nanosleep(&pause, NULL))
+			return -1; /* EINTR */
+	}
+	return ready;
 }
 
 int __poll_chk(struct pollfd *fds, nfds_t n, int timeout, size_t size)

@@ -121,13 +121,17 @@ func work(ctx context.Context, open func() (store, error), worker, n, size int) 
 		}
 	}
 	counter := fmt.Sprintf("counter-%d", worker)
-	for i := range 10 * n {
+	first, err := s.count(ctx, counter)
+	if err != nil {
+		return fmt.Errorf("count: %w", err)
+	}
+	for i := range int64(10 * n) {
 		got, err := s.count(ctx, counter)
 		if err != nil {
 			return fmt.Errorf("count: %w", err)
 		}
-		if got != int64(i+1) {
-			return fmt.Errorf("the counter is %d after %d", got, i+1)
+		if got != first+i+1 {
+			return fmt.Errorf("the counter is %d after %d", got, first+i)
 		}
 	}
 	fmt.Printf("worker %d: %d keys, %d bytes set, got and got again, %d counts, %.2f s\n",

@@ -14,7 +14,10 @@ import (
 )
 
 // Hosts are the names and addresses that the tests' certificates are for.
-var Hosts = []string{"go4", "go6", "c4", "c6", "10.66.0.1", "10.66.0.2", "fd66::1", "fd66::2", "127.0.0.1", "::1", "localhost"}
+var Hosts = []string{
+	"go4", "go6", "c4", "c6", "localhost", "127.0.0.1", "::1",
+	"10.9.0.1", "10.9.0.2", "10.9.1.1", "10.9.1.2", "fd09::1", "fd09::2", "fd09:0:0:1::1", "fd09:0:0:1::2",
+}
 
 // Certificate makes a certificate for Hosts, which signs itself, and its PEM form.
 func Certificate() (tls.Certificate, []byte, error) {
