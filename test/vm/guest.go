@@ -33,6 +33,7 @@ type Config struct {
 	BootLimit time.Duration // two minutes if 0
 	Console   io.Writer     // also gets what the kernel says, as it says it
 	Append    string        // added to the kernel's command line
+	Share     string        // a directory of the host's to use as [Guest.Share], which Close does not remove then
 	Machine   string        // QEMU's machine; "q35" if empty
 	Devices   []string      // more of QEMU's arguments
 
@@ -47,8 +48,10 @@ var RDMAModules = []string{"crc32_generic", "rdma_rxe", "ib_uverbs", "rdma_ucm",
 type Guest struct {
 	Name  string
 	Info  proto.Info
-	Share string // this directory of the host is /run/share in the guest; it is removed by Close
+	Share string // this directory of the host is /run/share in the guest; Close removes it, unless it came with the Config
 	Wire  Addrs  // of a guest of a Pair
+
+	temporary string // the share, if it was made here
 
 	qemu    *exec.Cmd
 	session *yamux.Session
@@ -80,14 +83,16 @@ func Start(ctx context.Context, cfg Config) (*Guest, error) {
 	if err != nil {
 		return nil, err
 	}
-	share, err := os.MkdirTemp("", "rdma-vm-")
-	if err != nil {
-		return nil, err
-	}
 	cfg.defaults()
-	g := &Guest{Name: cfg.Name, Share: share, done: make(chan struct{}), console: newConsole(cfg.Console)}
+	g := &Guest{Name: cfg.Name, Share: cfg.Share, done: make(chan struct{}), console: newConsole(cfg.Console)}
+	if g.Share == "" {
+		if g.Share, err = os.MkdirTemp("", "rdma-vm-"); err != nil {
+			return nil, err
+		}
+		g.temporary = g.Share
+	}
 	if err := g.launch(&cfg, k, initramfs); err != nil {
-		_ = os.RemoveAll(share)
+		g.removeShare()
 		return nil, err
 	}
 	if err := g.boot(ctx, &cfg); err != nil {
@@ -216,8 +221,14 @@ func (g *Guest) ended(status error, reasons chan error) {
 	g.err = &GuestError{Name: g.Name, Err: err, Console: tail(log, 16<<10)}
 	g.mu.Unlock()
 	_ = g.session.Close()
-	_ = os.RemoveAll(g.Share)
+	g.removeShare()
 	close(g.done)
+}
+
+func (g *Guest) removeShare() {
+	if g.temporary != "" {
+		_ = os.RemoveAll(g.temporary)
+	}
 }
 
 // boot waits for the agent and prepares the guest.

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"syscall"
 	"time"
 
@@ -28,6 +29,7 @@ func run() int {
 	memory := flag.Int("m", 0, "memory in MiB")
 	rxe := flag.Bool("rxe", false, "make a veth with rxe0 on it; its other end is in the namespace peer (10.9.0.1/2, fd09::1/2)")
 	netns := flag.String("netns", "", "network namespace of the guest to run in")
+	share := flag.String("share", "", "directory to use as /run/share, instead of a temporary one")
 	mtu := flag.Int("mtu", 1500, "of the interfaces that -rxe makes")
 	flag.Usage = func() {
 		fmt.Fprintln(flag.CommandLine.Output(), "usage: vm [flags] -- program [arguments]")
@@ -44,6 +46,13 @@ func run() int {
 	defer cancel()
 
 	cfg := vm.Config{MemoryMB: *memory}
+	if *share != "" {
+		var err error
+		if cfg.Share, err = filepath.Abs(*share); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 125
+		}
+	}
 	if *verbose {
 		cfg.Console = os.Stderr
 	}
