@@ -33,8 +33,8 @@ type ListenConfig struct {
 	Device string
 
 	// Backlog bounds the connections that are being set up or wait for Accept.
-	// Requests beyond it are dropped, so that dialers try again; a peer that does not
-	// answer for half a second makes room for them. 0: 1024.
+	// Requests beyond it are dropped, so that dialers try again; a peer that does
+	// not answer for half a second, or less in a flood of them, makes room for others. 0: 1024.
 	Backlog int
 
 	// Admit is asked about each request, before anything is allocated for it; an error

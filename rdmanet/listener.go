@@ -85,13 +85,14 @@ func (l *Listener) logger() *slog.Logger {
 // pull takes requests of one provider and sets them up as slots get free. With none
 // left they wait in the provider's backlog, and beyond that are dropped.
 func (l *Listener) pull(p cm.Part) {
+	var h hurry
 	for {
 		id, err := p.GetRequest(l.ctx)
 		if err != nil {
 			l.lost(p, err)
 			return
 		}
-		if !l.takeSlot() {
+		if !l.takeSlot(p, &h) {
 			_ = id.Close() // which rejects
 			return
 		}
@@ -105,14 +106,18 @@ func (l *Listener) pull(p cm.Part) {
 
 // takeSlot waits for a slot, until the listener is closed. If there is none, set-ups whose peers do not answer
 // make room: whoever sends requests with forged sources must not keep others out.
-func (l *Listener) takeSlot() bool {
+func (l *Listener) takeSlot(p cm.Part, h *hurry) bool {
 	for {
 		select {
 		case l.slots <- struct{}{}:
 			return true
 		default:
 		}
-		wait, some := l.makeRoom()
+		age := answerTime
+		if h.on(p.Stats().Dropped) {
+			age = hurriedTime
+		}
+		wait, some := l.makeRoom(age)
 		if some && wait <= 0 {
 			continue
 		}
@@ -131,11 +136,11 @@ func (l *Listener) takeSlot() bool {
 	}
 }
 
-// makeRoom gives up the oldest set-up, if its peer has had time to answer. It returns how long that
-// is still to come, and whether there is a set-up.
-func (l *Listener) makeRoom() (wait time.Duration, some bool) {
+// makeRoom gives up the oldest set-up, if it is of that age: its peer has had time to answer. It returns how long
+// that is still to come, and whether there is a set-up.
+func (l *Listener) makeRoom(age time.Duration) (wait time.Duration, some bool) {
 	l.mu.Lock()
-	u, wait := l.setUps.oldest()
+	u, wait := l.setUps.oldest(age)
 	if u == nil || wait > 0 {
 		l.mu.Unlock()
 		return wait, u != nil

@@ -5,9 +5,30 @@ import (
 	"time"
 )
 
-// answerTime is how long a peer has to answer before a set-up may be given up in
-// favour of another one.
-const answerTime = 500 * time.Millisecond
+const (
+	// answerTime is how long a peer has to answer before a set-up may be given up in
+	// favour of another one.
+	answerTime = 500 * time.Millisecond
+	// hurriedTime is the same while requests are dropped: whoever is near has answered by then.
+	hurriedTime = 50 * time.Millisecond
+	// hurryFor is how long requests count as being dropped.
+	hurryFor = time.Second
+)
+
+// hurry tells whether requests of a provider have been dropped lately.
+type hurry struct {
+	dropped uint64
+	until   time.Time
+}
+
+// on takes the number of requests that were dropped so far.
+func (h *hurry) on(dropped uint64) bool {
+	now := time.Now()
+	if dropped != h.dropped {
+		h.dropped, h.until = dropped, now.Add(hurryFor)
+	}
+	return now.Before(h.until)
+}
 
 // setUp is a connection that is being set up.
 type setUp struct {
@@ -46,11 +67,11 @@ func (s *setUps) remove(c *Conn) (crowded bool) {
 	return s.byAge.Remove(e).(*setUp).crowded
 }
 
-// oldest returns the oldest one that can be given up, and in how long it may be.
-func (s *setUps) oldest() (u *setUp, wait time.Duration) {
+// oldest returns the oldest one that can be given up, and in how long it is as old as given.
+func (s *setUps) oldest(age time.Duration) (u *setUp, wait time.Duration) {
 	for e := s.byAge.Front(); e != nil; e = e.Next() {
 		if u := e.Value.(*setUp); u.cancel != nil && !u.crowded {
-			return u, answerTime - time.Since(u.begun)
+			return u, age - time.Since(u.begun)
 		}
 	}
 	return nil, 0
