@@ -136,7 +136,7 @@ func TestAtomicsOnTheWire(t *testing.T) {
 		}, p.end.completions())
 		require.EqualValues(t, 77, binary.NativeEndian.Uint64(p.end.mem))
 		require.EqualValues(t, uint64(1<<63|9), binary.NativeEndian.Uint64(p.end.mem[64:]))
-		require.EqualValues(t, 0x0102030405060708, binary.NativeEndian.Uint64(slices.Concat(p.end.mem[200:203], p.end.mem[300:305])))
+		require.Equal(t, uint64(0x0102030405060708), binary.NativeEndian.Uint64(slices.Concat(p.end.mem[200:203], p.end.mem[300:305])))
 		require.Zero(t, p.end.mem[305])
 	})
 }
@@ -519,4 +519,40 @@ func (e *end) ready() []outcome {
 		require.Equal(e.t, []outcome{{1, verbs.RetryExcErr}, {2, verbs.WRFlushErr}}, o)
 	}
 	return o
+}
+
+// TestPartsAreNotLittle: room that comes back packet by packet is not used packet by packet.
+func TestPartsAreNotLittle(t *testing.T) {
+	t.Run("window", func(t *testing.T) {
+		bubble(t, func(t *testing.T) {
+			p := newPeer(t, link{mtu: 256, rd: 8})
+			p.end.q.rc.cc.window = 1 << 30
+			p.end.send(p.end.read(1, 0, nodeMem))
+			require.Equal(t, []question{{endPSN, 0, readBytes}, {endPSN + 512, readBytes, readBytes}}, p.questions())
+			all := reply(endPSN, 256, make([]byte, nodeMem))
+			for i := range 255 {
+				p.send(all[i])
+				require.Empty(t, p.questions())
+			}
+			p.send(all[255])
+			require.Equal(t, []question{{endPSN + 1024, 2 * readBytes, readBytes / 2}}, p.questions())
+		})
+	})
+	t.Run("room", func(t *testing.T) {
+		bubble(t, func(t *testing.T) {
+			p := newPeer(t, link{mtu: 1024, rd: 8})
+			p.end.send(p.end.read(1, 0, nodeMem))
+			all := reply(endPSN, 1024, make([]byte, nodeMem))
+			n := 0
+			for _, h := range all {
+				for _, q := range p.questions() {
+					n++
+					require.True(t, q.Size >= 24<<10 || q.VA+uint64(q.Size) == nodeMem, "%d bytes", q.Size)
+				}
+				p.send(h)
+			}
+			require.Less(t, n, 40)
+			require.Equal(t, []outcome{{1, 0}}, p.end.outcomes())
+		})
+	})
 }
