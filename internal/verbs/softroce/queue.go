@@ -41,6 +41,27 @@ type queue[T any] struct {
 	ring       []T // a power of two
 	head, tail uint32
 	limit      uint32
+
+	peak uint32 // of the requests in it since it was empty
+	calm uint8  // how often in a row it was empty and had been nearly so
+}
+
+// A ring of more than keptRing requests of which no more than a quarter were used between calmTurns
+// moments without any is given back.
+const (
+	keptRing  = 32
+	calmTurns = 8
+)
+
+// emptied is told that the last request has gone. What a burst took is given back when the traffic has been light
+// for a while: that of keep-alive is enough.
+func (q *queue[T]) emptied() {
+	if n := uint32(len(q.ring)); n <= keptRing || 4*q.peak > n {
+		q.calm = 0
+	} else if q.calm++; q.calm == calmTurns {
+		q.ring, q.calm = make([]T, keptRing), 0
+	}
+	q.peak = 0
 }
 
 func (q *queue[T]) len() int { return int(q.tail - q.head) }
@@ -62,5 +83,6 @@ func (q *queue[T]) next() *T {
 		}
 		q.ring = ring
 	}
+	q.peak = max(q.peak, n+1)
 	return q.at(q.tail)
 }

@@ -63,6 +63,9 @@ func (r *rc) advance(w *work, psn uint32) {
 		}
 		sq.head++
 	}
+	if sq.head == sq.tail {
+		sq.emptied()
+	}
 	if r.ramp != 0 {
 		r.ramp = max(r.ramp+uint32(wire.PSNDiff(psn, r.una)), r.rampNext)
 		if r.rampNext = 0; r.ramp >= sendWindow {
