@@ -80,7 +80,6 @@ type nicLink struct {
 	n       *nic
 	handler func(verbs.Event)
 	hello   []byte // the peer's private data
-	passive bool
 
 	staged      []verbs.WC // what arrives with the next Poll
 	receives    int        // posted and not consumed

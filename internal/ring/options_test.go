@@ -1,6 +1,7 @@
 package ring
 
 import (
+	"bytes"
 	"encoding/binary"
 	"io"
 	"os"
@@ -139,7 +140,7 @@ func TestWriteIsTakenBeforeItIsRead(t *testing.T) {
 	c, s := w.pair()
 	data := pattern(0, defaultBuffer)
 	within(t, 5*time.Second, "Write", func() { write(t, c, data) })
-	require.True(t, string(data) == string(readN(t, s, len(data))))
+	require.True(t, bytes.Equal(data, readN(t, s, len(data))))
 }
 
 // TestSetLingerBack: a negative value is the default again.
@@ -230,9 +231,8 @@ func TestReadsExcludeReads(t *testing.T) {
 					if v := binary.BigEndian.Uint32(b[4*i:]); v != first+uint32(i) || seen[v] {
 						t.Errorf("word %d of a read that began with %d: %d", i, first, v)
 						break
-					} else {
-						seen[v] = true
 					}
+					seen[first+uint32(i)] = true
 				}
 				mu.Unlock()
 			}
