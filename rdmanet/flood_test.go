@@ -4,6 +4,8 @@ import (
 	"context"
 	"math/rand/v2"
 	"net/netip"
+	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -85,23 +87,34 @@ func (f *flooded) forge() {
 	assert.NoError(f.t, f.flooder.Send(tx))
 }
 
-// dial connects, and closes at both ends.
+// dial connects, and closes at both ends. A connection that is ended because its last message is late, on a busy
+// machine, is tried again.
 func (f *flooded) dial() time.Duration {
 	f.t.Helper()
+	begin := time.Now()
+	for !f.dialOnce() {
+		require.Less(f.t, time.Since(begin), 30*time.Second)
+	}
+	return time.Since(begin)
+}
+
+func (f *flooded) dialOnce() bool {
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
-	begin := time.Now()
 	id, err := f.dialers.Resolve(ctx, &verbs.CMIDAttr{PortSpace: verbs.PSTCP, Remote: netip.AddrPortFrom(f.path.Remote, 7)})
 	require.NoError(f.t, err)
 	c, err := ring.Client(ctx, id, &ring.Config{})
 	require.NoError(f.t, err)
-	took := time.Since(begin)
-	require.NoError(f.t, f.l.SetDeadline(time.Now().Add(10*time.Second)))
+	defer c.Close()
+	require.NoError(f.t, f.l.SetDeadline(time.Now().Add(2*time.Second)))
 	s, err := f.l.Accept()
-	require.NoError(f.t, err)
+	if err != nil {
+		require.ErrorIs(f.t, err, os.ErrDeadlineExceeded)
+		return false
+	}
 	require.NoError(f.t, c.Close())
 	require.NoError(f.t, s.Close())
-	return took
+	return true
 }
 
 func (f *flooded) close() {
@@ -155,26 +168,30 @@ func TestFlood(t *testing.T) {
 		rate, backlog = rate/10, backlog/10
 	}
 	f := newFlooded(t, backlog)
+	defer f.close()
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
 	var sent atomic.Int64
 	wg.Go(func() {
 		begin := time.Now()
 		for ctx.Err() == nil {
-			for due := int64(time.Since(begin).Seconds() * rate); sent.Load() < due && ctx.Err() == nil; sent.Add(1) {
+			// What is late because the machine is busy comes not all at once.
+			due := min(int64(time.Since(begin).Seconds()*rate), sent.Load()+int64(rate/100))
+			for ; sent.Load() < due; sent.Add(1) {
 				f.forge()
 			}
 			time.Sleep(time.Millisecond)
 		}
 	})
 	time.Sleep(time.Second) // the backlog is full
+	var took []time.Duration
 	for range 5 {
-		took := f.dial()
-		t.Log(took)
-		assert.Less(t, took, 8*time.Second)
+		took = append(took, f.dial())
 	}
-	cancel()
-	wg.Wait()
 	t.Logf("%d forged, %d datagrams in answer, %+v", sent.Load(), f.answers.Load(), f.l.Stats())
-	f.close()
+	slices.Sort(took)
+	t.Log(took)
+	assert.Less(t, took[2], 4*time.Second)
 }

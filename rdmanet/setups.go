@@ -10,7 +10,7 @@ const (
 	// favour of another one.
 	answerTime = 500 * time.Millisecond
 	// hurriedTime is the same while requests are dropped: whoever is near has answered by then.
-	hurriedTime = 50 * time.Millisecond
+	hurriedTime = 100 * time.Millisecond
 	// hurryFor is how long requests count as being dropped.
 	hurryFor = time.Second
 )
