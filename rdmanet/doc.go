@@ -41,6 +41,7 @@
 //   - the local address: syscall.EADDRNOTAVAIL, syscall.EADDRINUSE
 //   - the device was removed: syscall.ENODEV
 //   - limits: syscall.EMFILE, syscall.ENOMEM
+//   - packets have become too long for the way to the peer: syscall.EMSGSIZE
 //   - no device serves the address: [ErrNoDevice]
 //   - the peer is no rsockets version 1: [ErrProtocol]
 //   - a context ended: context.Canceled, context.DeadlineExceeded
