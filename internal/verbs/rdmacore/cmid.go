@@ -42,8 +42,9 @@ type cmid struct {
 	h           *coreID // nil once destroyed
 	state       cmState
 	established bool // passive: the connection manager knows that the peer is there
-	leaving     bool // a disconnect was sent, the answer is to come
+	leaving     bool // a disconnect was sent or is to be, the answer is to come
 	closed      bool
+	dying       bool // C's identifier is being destroyed
 	finished    bool // closed, and nothing is held any more
 	q           *qp
 }
@@ -299,6 +300,12 @@ func (c *cmid) onCM(ev *cmEvent) {
 	case cmEstablished:
 		c.mu.Lock()
 		c.established = true
+		if c.leaving && c.h != nil && coreDisconnect(c.h) != nil {
+			c.state = cmOver // no answer will come
+			if c.closed {
+				c.destroy()
+			}
+		}
 		c.mu.Unlock()
 		c.events.post(verbs.Event{Type: verbs.EventEstablished})
 	case cmDisconnected:
@@ -397,28 +404,45 @@ func (c *cmid) disconnect() {
 		return
 	}
 	if !c.established {
-		_ = coreCommEst(c.h) // else it may not be ended
-	}
-	if coreDisconnect(c.h) == nil {
-		c.leaving = true
+		// Only what is established can be ended. Ended before the kernel has dealt with this, its last
+		// message would be repeated for a minute, and could not be destroyed meanwhile.
+		c.leaving = coreCommEst(c.h) == nil
 	} else {
+		c.leaving = coreDisconnect(c.h) == nil
+	}
+	if !c.leaving {
 		c.state = cmOver // no answer will come
 	}
 }
 
-// destroy gives up what C holds, and the rest once the identifier is closed. c.mu is held.
+// destroy gives up what C holds, and the rest once the identifier is closed. c.mu is held. The kernel
+// may take its time, so that is done elsewhere.
 func (c *cmid) destroy() {
-	if c.h != nil {
+	if h := c.h; h != nil {
+		c.h, c.dying = nil, true
 		c.ch.remove(c)
-		_ = coreDestroyID(c.h) // nobody is left to tell
-		c.h = nil
+		c.c.reaper.do(func() {
+			_ = coreDestroyID(h) // nobody is left to tell
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			c.dying = false
+			c.finish()
+		})
 	}
-	if c.closed && !c.finished {
-		c.finished = true
+	c.finish()
+}
+
+// finish gives up what a closed identifier holds, when C has nothing of it any more. c.mu is held.
+func (c *cmid) finish() {
+	if !c.closed || c.dying || c.finished {
+		return
+	}
+	c.finished = true
+	if c.dev != nil {
 		c.dev.release()
-		c.ch.release()
-		c.c.idle.add(-1)
 	}
+	c.ch.release()
+	c.c.idle.add(-1)
 }
 
 // Close implements [verbs.CMID].

@@ -24,7 +24,8 @@ type core struct {
 	open map[string]*device
 	ec   *eventChannel
 
-	idle idle
+	idle   idle
+	reaper reaper
 }
 
 func (c *core) init(p *Provider) {

@@ -200,3 +200,37 @@ func (p *Provider) Drain(ctx context.Context) error {
 		}
 	}
 }
+
+// reapers is how many identifiers may be in the kernel at once to be destroyed.
+const reapers = 8
+
+// reaper runs functions that may block in the kernel, on few goroutines, which live while there are any.
+type reaper struct {
+	mu      sync.Mutex
+	queue   []func()
+	running int
+}
+
+func (r *reaper) do(f func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.queue = append(r.queue, f)
+	if r.running < reapers {
+		r.running++
+		go r.run()
+	}
+}
+
+func (r *reaper) run() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for len(r.queue) > 0 {
+		f := r.queue[0]
+		r.queue = r.queue[1:]
+		r.mu.Unlock()
+		f()
+		r.mu.Lock()
+	}
+	r.queue = nil
+	r.running--
+}

@@ -89,11 +89,12 @@ func (c *core) resolve(ctx context.Context, attr *verbs.CMIDAttr) (*cmid, error)
 		err = id.resolve(ctx, from, attr)
 	}
 	if err != nil {
+		ch.remove(id)
+		c.idle.add(1)
 		id.mu.Lock()
+		id.closed = true
 		id.destroy()
 		id.mu.Unlock()
-		ch.remove(id)
-		ch.release()
 		return nil, err
 	}
 	id.events.setHandler(attr.Handler)
