@@ -311,3 +311,28 @@ func TestTwoConnectionsInARow(t *testing.T) {
 		<-done
 	}
 }
+
+// TestRNRTimerIsShort: rdma_cm's default would keep a peer that met no receive waiting for 655 ms.
+func TestRNRTimerIsShort(t *testing.T) {
+	p := newScriptedPeer(t, newNIC(), []byte{0, 64, 2, 0})
+	require.Positive(t, p.link.attr.MinRNRTimer)
+	require.LessOrEqual(t, p.link.attr.MinRNRTimer, uint8(12), "0.64 ms")
+	p.end()
+}
+
+// TestCloseWaitsForTheAcknowledgement of the data and of DISCONNECT, and what is lost is sent again.
+func TestCloseWaitsForTheAcknowledgement(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, simnet.Options{Delay: 50 * time.Microsecond})
+		c, s := w.pair()
+		w.net.Partition(w.addr[0], w.addr[1])
+		write(t, c, []byte("last words"))
+		start := time.Now()
+		require.NoError(t, c.Close())
+		require.Equal(t, defaultLinger, time.Since(start))
+		time.Sleep(3 * time.Second)
+		w.net.Heal(w.addr[0], w.addr[1])
+		readAll(t, s, []byte("last words"))
+		require.NoError(t, s.Close())
+	})
+}

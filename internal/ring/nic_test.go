@@ -80,6 +80,7 @@ type nicLink struct {
 	n       *nic
 	handler func(verbs.Event)
 	hello   []byte // the peer's private data
+	attr    verbs.QPInitAttr
 
 	staged      []verbs.WC // what arrives with the next Poll
 	receives    int        // posted and not consumed
@@ -107,7 +108,8 @@ func (id nicID) Disconnect() error               { return nil }
 func (id nicID) Close() error                    { return nil }
 func (id nicID) Request() (p *verbs.ConnParam)   { return &verbs.ConnParam{PrivateData: id.hello} }
 func (id nicID) said(p *verbs.ConnParam) error   { return id.posted(nil, p.PrivateData) }
-func (id nicID) CreateQP(verbs.PD, *verbs.QPInitAttr) (verbs.QP, error) {
+func (id nicID) CreateQP(_ verbs.PD, attr *verbs.QPInitAttr) (verbs.QP, error) {
+	id.attr = *attr
 	return nicQP{link: id.nicLink}, nil
 }
 
