@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -96,7 +97,7 @@ func serve(t testing.TB, l verbs.Listener) {
 			if s.quietCompletion() == verbs.Success {
 				_, _ = s.qp.PostSend([]verbs.SendWR{{ID: 2, Op: verbs.OpSend, Inline: []byte("answer")}})
 			}
-			for len(s.types()) < 2 { // until the peer leaves
+			for !s.over() { // until the peer leaves
 				time.Sleep(time.Millisecond)
 			}
 			s.close()
@@ -104,10 +105,17 @@ func serve(t testing.TB, l verbs.Listener) {
 	}
 }
 
+// over tells whether the connection has ended, or will not come to be: the request may have been an old one that
+// a stopped process had in its queue.
+func (s *side) over() bool {
+	ts := s.types()
+	return slices.Contains(ts, verbs.EventDisconnected) || slices.Contains(ts, verbs.EventConnectError)
+}
+
 // quietCompletion waits for a completion as long as the connection stands.
 func (s *side) quietCompletion() verbs.Status {
 	var wc [1]verbs.WC
-	for len(s.types()) < 2 {
+	for !s.over() {
 		if n, err := s.cq.Poll(wc[:]); err != nil || n == 1 {
 			return wc[0].Status
 		}
