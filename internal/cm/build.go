@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 
 	"github.com/go-rdma/rdma/internal/verbs"
+	"github.com/go-rdma/rdma/internal/verbs/rdmacore"
 	"github.com/go-rdma/rdma/internal/verbs/softroce"
 )
 
@@ -12,6 +13,7 @@ import (
 // by one line here, at the place of its preference.
 var builtIn = sync.OnceValue(func() *Manager {
 	return &Manager{Providers: []verbs.Provider{
+		rdmacore.Default(),
 		softroce.Default(),
 	}}
 })

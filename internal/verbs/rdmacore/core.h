@@ -28,6 +28,17 @@ enum {
 	CORE_EVENTS = 32,
 };
 
+/* Values of package verbs. */
+enum { CORE_LOCAL_WRITE = 1, CORE_REMOTE_WRITE = 2, CORE_REMOTE_READ = 4, CORE_REMOTE_ATOMIC = 8 };
+enum {
+	CORE_SEND = 1, CORE_SEND_IMM, CORE_SEND_INV, CORE_WRITE, CORE_WRITE_IMM, CORE_READ, CORE_CMP_SWAP, CORE_FETCH_ADD,
+};
+enum { CORE_SIGNALED = 1, CORE_SOLICITED = 2, CORE_FENCE = 4 };
+enum {
+	CORE_WC_SEND = 1, CORE_WC_WRITE, CORE_WC_READ, CORE_WC_CMP_SWAP, CORE_WC_FETCH_ADD, CORE_WC_RECV = 8, CORE_WC_RECV_IMM,
+};
+enum { CORE_WC_WITH_IMM = 1, CORE_WC_WITH_INV = 2, CORE_WC_GRH = 4 };
+
 /* Handles. They are the libraries' own objects, seen as bytes that nobody reads. */
 typedef struct { char opaque; } rdmacore_ctx;   /* struct ibv_context */
 typedef struct { char opaque; } rdmacore_chan; /* struct ibv_comp_channel */

@@ -49,6 +49,47 @@ type (
 	coreID   = C.rdmacore_id
 )
 
+// What the two sides must agree on. An index that is not 0 does not compile.
+var (
+	_ = [1]int{}[unsafe.Sizeof(verbs.WC{})-C.sizeof_rdmacore_wc]
+	_ = [1]int{}[unsafe.Offsetof(verbs.WC{}.Status)-unsafe.Offsetof(C.rdmacore_wc{}.status)]
+	_ = [1]int{}[unsafe.Offsetof(verbs.WC{}.Op)-unsafe.Offsetof(C.rdmacore_wc{}.op)]
+	_ = [1]int{}[unsafe.Offsetof(verbs.WC{}.Flags)-unsafe.Offsetof(C.rdmacore_wc{}.flags)]
+	_ = [1]int{}[unsafe.Offsetof(verbs.WC{}.ByteLen)-unsafe.Offsetof(C.rdmacore_wc{}.byte_len)]
+	_ = [1]int{}[unsafe.Offsetof(verbs.WC{}.Imm)-unsafe.Offsetof(C.rdmacore_wc{}.imm)]
+	_ = [1]int{}[unsafe.Offsetof(verbs.WC{}.QPN)-unsafe.Offsetof(C.rdmacore_wc{}.qpn)]
+	_ = [1]int{}[unsafe.Offsetof(verbs.WC{}.VendorErr)-unsafe.Offsetof(C.rdmacore_wc{}.vendor_err)]
+	_ = [1]int{}[unsafe.Offsetof(verbs.WC{}.SrcQPN)-unsafe.Offsetof(C.rdmacore_wc{}.src_qp)]
+	_ = [1]int{}[unsafe.Offsetof(verbs.WC{}.SLID)-unsafe.Offsetof(C.rdmacore_wc{}.slid)]
+	_ = [1]int{}[unsafe.Offsetof(verbs.WC{}.SL)-unsafe.Offsetof(C.rdmacore_wc{}.sl)]
+	_ = [1]int{}[unsafe.Offsetof(verbs.WC{}.PathBits)-unsafe.Offsetof(C.rdmacore_wc{}.path_bits)]
+
+	_ = [1]int{}[verbs.LocalWrite-C.CORE_LOCAL_WRITE]
+	_ = [1]int{}[verbs.RemoteWrite-C.CORE_REMOTE_WRITE]
+	_ = [1]int{}[verbs.RemoteRead-C.CORE_REMOTE_READ]
+	_ = [1]int{}[verbs.RemoteAtomic-C.CORE_REMOTE_ATOMIC]
+	_ = [1]int{}[verbs.OpSend-C.CORE_SEND]
+	_ = [1]int{}[verbs.OpSendWithImm-C.CORE_SEND_IMM]
+	_ = [1]int{}[verbs.OpWrite-C.CORE_WRITE]
+	_ = [1]int{}[verbs.OpWriteWithImm-C.CORE_WRITE_IMM]
+	_ = [1]int{}[verbs.OpRead-C.CORE_READ]
+	_ = [1]int{}[verbs.OpCompareSwap-C.CORE_CMP_SWAP]
+	_ = [1]int{}[verbs.OpFetchAdd-C.CORE_FETCH_ADD]
+	_ = [1]int{}[verbs.Signaled-C.CORE_SIGNALED]
+	_ = [1]int{}[verbs.Solicited-C.CORE_SOLICITED]
+	_ = [1]int{}[verbs.Fence-C.CORE_FENCE]
+	_ = [1]int{}[verbs.WCSend-C.CORE_WC_SEND]
+	_ = [1]int{}[verbs.WCWrite-C.CORE_WC_WRITE]
+	_ = [1]int{}[verbs.WCRead-C.CORE_WC_READ]
+	_ = [1]int{}[verbs.WCCompareSwap-C.CORE_WC_CMP_SWAP]
+	_ = [1]int{}[verbs.WCFetchAdd-C.CORE_WC_FETCH_ADD]
+	_ = [1]int{}[verbs.WCRecv-C.CORE_WC_RECV]
+	_ = [1]int{}[verbs.WCRecvWithImm-C.CORE_WC_RECV_IMM]
+	_ = [1]int{}[verbs.WCWithImm-C.CORE_WC_WITH_IMM]
+	_ = [1]int{}[verbs.WCWithInv-C.CORE_WC_WITH_INV]
+	_ = [1]int{}[verbs.WCGRH-C.CORE_WC_GRH]
+)
+
 // Limits of one crossing.
 const (
 	coreBatch  = C.CORE_BATCH

@@ -262,22 +262,19 @@ int rdmacore_dealloc_pd(rdmacore_pd *pd)
 	return done(ibv_dealloc_pd(PD(pd)));
 }
 
-/* Bits of verbs.Access. */
-enum { ACCESS_LOCAL_WRITE = 1, ACCESS_REMOTE_WRITE = 2, ACCESS_REMOTE_READ = 4, ACCESS_REMOTE_ATOMIC = 8 };
-
 rdmacore_reg rdmacore_reg_mr(rdmacore_pd *pd, void *addr, size_t len, uint32_t access)
 {
 	rdmacore_reg r = {NULL, 0, 0, 0};
 	struct ibv_mr *mr;
 	int flags = 0;
 
-	if (access & ACCESS_LOCAL_WRITE)
+	if (access & CORE_LOCAL_WRITE)
 		flags |= IBV_ACCESS_LOCAL_WRITE;
-	if (access & ACCESS_REMOTE_WRITE)
+	if (access & CORE_REMOTE_WRITE)
 		flags |= IBV_ACCESS_REMOTE_WRITE;
-	if (access & ACCESS_REMOTE_READ)
+	if (access & CORE_REMOTE_READ)
 		flags |= IBV_ACCESS_REMOTE_READ;
-	if (access & ACCESS_REMOTE_ATOMIC)
+	if (access & CORE_REMOTE_ATOMIC)
 		flags |= IBV_ACCESS_REMOTE_ATOMIC;
 	errno = 0;
 	/* The macro of the same name may choose a function that old libraries lack; no flag here needs it. */

@@ -118,12 +118,16 @@ var errNoDriver = errors.New("not among the devices of libibverbs")
 
 // cannotUse explains why a character device below /dev/infiniband cannot be opened; nil if it can.
 func (h host) cannotUse(node string) error {
-	path := h.path("dev/infiniband", node)
-	shown := "/dev/infiniband/" + node
-	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	f, err := os.OpenFile(h.path("dev/infiniband", node), os.O_RDWR, 0)
 	if err == nil {
 		return f.Close()
 	}
+	return explainNode(node, err)
+}
+
+// explainNode says what to do about a character device that could not be opened.
+func explainNode(node string, err error) error {
+	shown := "/dev/infiniband/" + node
 	var perr *fs.PathError
 	if errors.As(err, &perr) {
 		err = perr.Err
@@ -136,8 +140,8 @@ func (h host) cannotUse(node string) error {
 		}
 		return fmt.Errorf("%s does not exist: %s: %w", shown, hint, err)
 	case errors.Is(err, syscall.EPERM): // not the file's mode, which gives EACCES
-		return fmt.Errorf("%s: the cgroup of this container forbids it: docker run --device=/dev/infiniband, "+
-			"or DeviceAllow= in systemd: %w", shown, err)
+		return fmt.Errorf("%s: the cgroup of this container or service forbids it: docker run --device=/dev/infiniband, "+
+			"DeviceAllow=char-infiniband_* in systemd: %w", shown, err)
 	case errors.Is(err, syscall.EACCES):
 		return fmt.Errorf("%s: no permission for user %d: join the group that owns it (often rdma), or chmod 0666 %s: %w",
 			shown, os.Getuid(), shown, err)

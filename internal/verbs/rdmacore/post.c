@@ -12,59 +12,54 @@ _Static_assert(sizeof(rdmacore_sge) == sizeof(struct ibv_sge) &&
 	       offsetof(rdmacore_sge, lkey) == offsetof(struct ibv_sge, lkey),
 	       "entries are handed on as they are");
 
-/* verbs.Opcode. */
-enum { OP_SEND = 1, OP_SEND_IMM, OP_SEND_INV, OP_WRITE, OP_WRITE_IMM, OP_READ, OP_CMP_SWAP, OP_FETCH_ADD };
-/* verbs.SendFlags. */
-enum { FLAG_SIGNALED = 1, FLAG_SOLICITED = 2, FLAG_FENCE = 4 };
-
 static void flatten(struct ibv_send_wr *w, const rdmacore_send *s)
 {
 	w->wr_id = s->id;
-	w->send_flags = (s->flags & FLAG_SIGNALED ? IBV_SEND_SIGNALED : 0) |
-			(s->flags & FLAG_SOLICITED ? IBV_SEND_SOLICITED : 0) |
-			(s->flags & FLAG_FENCE ? IBV_SEND_FENCE : 0) | (s->inlined ? IBV_SEND_INLINE : 0);
+	w->send_flags = (s->flags & CORE_SIGNALED ? IBV_SEND_SIGNALED : 0) |
+			(s->flags & CORE_SOLICITED ? IBV_SEND_SOLICITED : 0) |
+			(s->flags & CORE_FENCE ? IBV_SEND_FENCE : 0) | (s->inlined ? IBV_SEND_INLINE : 0);
 	w->imm_data = 0;
 	switch (s->op) {
-	case OP_SEND:
+	case CORE_SEND:
 		w->opcode = IBV_WR_SEND;
 		break;
-	case OP_SEND_IMM:
+	case CORE_SEND_IMM:
 		w->opcode = IBV_WR_SEND_WITH_IMM;
 		w->imm_data = htonl(s->imm);
 		break;
-	case OP_WRITE:
+	case CORE_WRITE:
 		w->opcode = IBV_WR_RDMA_WRITE;
 		break;
-	case OP_WRITE_IMM:
+	case CORE_WRITE_IMM:
 		w->opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
 		w->imm_data = htonl(s->imm);
 		break;
-	case OP_READ:
+	case CORE_READ:
 		w->opcode = IBV_WR_RDMA_READ;
 		break;
-	case OP_CMP_SWAP:
+	case CORE_CMP_SWAP:
 		w->opcode = IBV_WR_ATOMIC_CMP_AND_SWP;
 		break;
-	case OP_FETCH_ADD:
+	case CORE_FETCH_ADD:
 		w->opcode = IBV_WR_ATOMIC_FETCH_AND_ADD;
 		break;
 	}
 	switch (s->op) {
-	case OP_SEND:
-	case OP_SEND_IMM:
+	case CORE_SEND:
+	case CORE_SEND_IMM:
 		if (s->ah) {
 			w->wr.ud.ah = (struct ibv_ah *)(uintptr_t)s->ah;
 			w->wr.ud.remote_qpn = s->remote_qpn;
 			w->wr.ud.remote_qkey = s->remote_qkey;
 		}
 		break;
-	case OP_CMP_SWAP:
+	case CORE_CMP_SWAP:
 		w->wr.atomic.remote_addr = s->remote_addr;
 		w->wr.atomic.rkey = s->rkey;
 		w->wr.atomic.compare_add = s->compare;
 		w->wr.atomic.swap = s->swap_add;
 		break;
-	case OP_FETCH_ADD:
+	case CORE_FETCH_ADD:
 		w->wr.atomic.remote_addr = s->remote_addr;
 		w->wr.atomic.rkey = s->rkey;
 		w->wr.atomic.compare_add = s->swap_add;
@@ -160,28 +155,23 @@ int rdmacore_arm(rdmacore_cq *cq)
 	return rc < 0 ? rdmacore_errno(EIO) : -rc;
 }
 
-/* verbs.WCOpcode. */
-enum { WC_SEND = 1, WC_WRITE, WC_READ, WC_CMP_SWAP, WC_FETCH_ADD, WC_RECV = 8, WC_RECV_IMM };
-/* verbs.WCFlags. */
-enum { WC_FLAG_IMM = 1, WC_FLAG_INV = 2, WC_FLAG_GRH = 4 };
-
 static int opcode(enum ibv_wc_opcode op)
 {
 	switch (op) {
 	case IBV_WC_SEND:
-		return WC_SEND;
+		return CORE_WC_SEND;
 	case IBV_WC_RDMA_WRITE:
-		return WC_WRITE;
+		return CORE_WC_WRITE;
 	case IBV_WC_RDMA_READ:
-		return WC_READ;
+		return CORE_WC_READ;
 	case IBV_WC_COMP_SWAP:
-		return WC_CMP_SWAP;
+		return CORE_WC_CMP_SWAP;
 	case IBV_WC_FETCH_ADD:
-		return WC_FETCH_ADD;
+		return CORE_WC_FETCH_ADD;
 	case IBV_WC_RECV:
-		return WC_RECV;
+		return CORE_WC_RECV;
 	case IBV_WC_RECV_RDMA_WITH_IMM:
-		return WC_RECV_IMM;
+		return CORE_WC_RECV_IMM;
 	default:
 		return 0;
 	}
@@ -212,17 +202,17 @@ int rdmacore_poll(rdmacore_cq *cq, rdmacore_wc *out, int n, int ud)
 		if (!(w->opcode & IBV_WC_RECV))
 			continue;
 		if (w->wc_flags & IBV_WC_WITH_IMM) {
-			o->flags |= WC_FLAG_IMM;
+			o->flags |= CORE_WC_WITH_IMM;
 			o->imm = ntohl(w->imm_data);
 		}
 		if (w->wc_flags & IBV_WC_WITH_INV) {
-			o->flags |= WC_FLAG_INV;
+			o->flags |= CORE_WC_WITH_INV;
 			o->imm = w->invalidated_rkey;
 		}
 		if (!ud)
 			continue;
 		if (w->wc_flags & IBV_WC_GRH)
-			o->flags |= WC_FLAG_GRH;
+			o->flags |= CORE_WC_GRH;
 		o->src_qp = w->src_qp;
 		o->slid = w->slid;
 		o->sl = w->sl;
