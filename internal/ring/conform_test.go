@@ -221,6 +221,7 @@ func TestDISCONNECTWakesAWriter(t *testing.T) {
 				errs <- err
 			}()
 			require.Eventually(t, func() bool { return s.Stats().Parks > 0 }, 5*time.Second, time.Millisecond)
+			time.Sleep(50 * time.Millisecond) // nothing else is to come that would wake it
 			end(p)
 			within(t, 5*time.Second, "the writer", func() { assert.ErrorIs(t, <-errs, syscall.EPIPE) })
 		})
