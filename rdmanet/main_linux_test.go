@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -42,6 +43,15 @@ func TestMain(m *testing.M) {
 	}
 	os.Exit(code)
 }
+
+// local4 and local6 are the addresses that most tests listen on and dial. RDMANET_TEST_ADDRS, the two with a comma
+// between, are others: those of a device.
+var local4, local6 = func() (string, string) {
+	if a, b, ok := strings.Cut(os.Getenv("RDMANET_TEST_ADDRS"), ","); ok {
+		return a, b
+	}
+	return "127.0.0.1", "::1"
+}()
 
 func openFiles() int {
 	names, err := os.ReadDir("/proc/self/fd")
@@ -88,7 +98,7 @@ func listen(t testing.TB, lc *rdmanet.ListenConfig) *rdmanet.Listener {
 	if lc == nil {
 		lc = new(rdmanet.ListenConfig)
 	}
-	l, err := lc.Listen(context.Background(), "rdma", "127.0.0.1:0")
+	l, err := lc.Listen(context.Background(), "rdma", net.JoinHostPort(local4, "0"))
 	require.NoError(t, err)
 	t.Cleanup(func() { l.Close() })
 	return l.(*rdmanet.Listener)

@@ -20,8 +20,10 @@ import (
 	"github.com/go-rdma/rdma/rdmanet"
 )
 
-func rdmaListen() (net.Listener, error)      { return rdmanet.Listen("rdma", "127.0.0.1:0") }
-func rdmaListen6() (net.Listener, error)     { return rdmanet.Listen("rdma6", "[::1]:0") }
+func rdmaListen() (net.Listener, error) { return rdmanet.Listen("rdma", net.JoinHostPort(local4, "0")) }
+func rdmaListen6() (net.Listener, error) {
+	return rdmanet.Listen("rdma6", net.JoinHostPort(local6, "0"))
+}
 func rdmaDial(addr string) (net.Conn, error) { return rdmanet.Dial("rdma", addr) }
 
 // tlsConfigs makes a certificate for loopback and the two ends' configurations.
