@@ -137,7 +137,7 @@ const (
 	maxWR      = 1 << 14
 	maxSGE     = 16
 	maxInline  = 256
-	maxMsgSize = 1 << 30
+	maxMsgSize = 1 << 31 // 2 GiB, the most of the specification
 )
 
 func (d *device) Info() *verbs.DeviceInfo {

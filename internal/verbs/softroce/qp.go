@@ -237,8 +237,8 @@ func (q *qp) postSend(w *work, wr *verbs.SendWR) (full bool, err error) {
 		for i := range wr.SGL {
 			length += uint64(wr.SGL[i].Length)
 		}
-		if length > maxMsgSize {
-			return false, fmt.Errorf("softroce: message of %d bytes, the limit is %d: %w", length, maxMsgSize, syscall.EMSGSIZE)
+		if length > q.maxMessage() {
+			return false, fmt.Errorf("softroce: message of %d bytes, the limit is %d: %w", length, q.maxMessage(), syscall.EMSGSIZE)
 		}
 	}
 	if isAtomic(wr.Op) {
@@ -268,6 +268,14 @@ func (q *qp) postSend(w *work, wr *verbs.SendWR) (full bool, err error) {
 	q.sq.tail++
 	q.service.queued(e)
 	return false, nil
+}
+
+// maxMessage is the longest message. Its PSNs are less than half of all, so that before and behind can be told apart.
+func (q *qp) maxMessage() uint64 {
+	if q.caps.PathMTU == 0 {
+		return maxMsgSize
+	}
+	return min(maxMsgSize, uint64(psnMask/2)*uint64(q.caps.PathMTU))
 }
 
 var errProtection = errors.New("softroce: key, range or rights are wrong")

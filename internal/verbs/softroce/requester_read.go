@@ -205,7 +205,6 @@ func (r *rc) answered(w *work, h *wire.Packet) {
 		return
 	}
 	r.seen = wire.PSNAdd(psn, 1)
-	r.asked.done(r.seen)
 	if last {
 		r.settle(w)
 	}

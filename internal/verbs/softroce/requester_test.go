@@ -272,8 +272,8 @@ func TestPostErrors(t *testing.T) {
 		}
 		require.ErrorIs(t, post(verbs.SendWR{Op: verbs.OpSend, SGL: make([]verbs.SGE, 3)}), syscall.EINVAL)
 		require.ErrorIs(t, post(verbs.SendWR{Op: verbs.OpSend, Inline: make([]byte, maxInline+1)}), syscall.EINVAL)
-		big := verbs.SGE{Length: 1 << 29}
-		require.ErrorIs(t, post(verbs.SendWR{Op: verbs.OpSend, SGL: []verbs.SGE{big, {Length: 1<<29 + 1}}}), syscall.EMSGSIZE)
+		big := verbs.SGE{Length: 1 << 30}
+		require.ErrorIs(t, post(verbs.SendWR{Op: verbs.OpSend, SGL: []verbs.SGE{big, {Length: 1<<30 + 1}}}), syscall.EMSGSIZE)
 		_, err := q.PostRecv([]verbs.RecvWR{{SGL: make([]verbs.SGE, 2)}})
 		require.ErrorIs(t, err, syscall.EINVAL)
 		require.Len(t, p.take(), 11)

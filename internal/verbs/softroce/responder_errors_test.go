@@ -99,7 +99,11 @@ func TestInvalidRequestsEndTheConnection(t *testing.T) {
 		{"write only longer than it says", write(wire.RCWriteOnly, 9, 8), inv, 0, 0, 0},
 		{"write only of nothing that says more", write(wire.RCWriteOnly, 0, 8), inv, 0, 0, 0},
 		{"write first of one packet", write(wire.RCWriteFirst, 256, 256), inv, 0, 0, 0},
-		{"write of two gigabytes", write(wire.RCWriteFirst, 256, 1<<31-1), inv, 0, 0, 0},
+		{"write of more than two gigabytes", func(p *peer) []wire.Packet {
+			h := p.writeTo(packet(wire.RCWriteFirst, peerPSN, make([]byte, 256)), 0, 0)
+			h.RETH.Length = maxMsgSize + 1
+			return []wire.Packet{h}
+		}, inv, 0, 0, 0},
 
 		{"read", one(wire.RCReadRequest, 0), inv, 0, 0, 0},
 		{"compare and swap", one(wire.RCCompareSwap, 0), inv, 0, 0, 0},

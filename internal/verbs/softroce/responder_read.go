@@ -43,7 +43,7 @@ type resource struct {
 
 // takeRead takes a READ request.
 func (r *rc) takeRead(w *work, h *wire.Packet) {
-	if !r.mayTake() || h.RETH.Length > maxMsgSize {
+	if !r.mayTake() || uint64(h.RETH.Length) > r.q.maxMessage() {
 		r.refuse(w, wire.SyndromeInvalidReq)
 		return
 	}

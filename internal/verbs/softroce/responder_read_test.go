@@ -341,7 +341,7 @@ func TestForbiddenReadsAndAtomics(t *testing.T) {
 		"read wraps":         {reading(func(_ *reader, h *wire.RETH) { h.VA = ^uint64(0) - 100 }), access},
 		"read without right": {reading(func(r *reader, h *wire.RETH) { m := lacking(r, verbs.RemoteRead); h.VA, h.RKey = m.Addr(), m.RKey() }), access},
 		"read too long":      {reading(func(_ *reader, h *wire.RETH) { h.Length = maxMsgSize + 1 }), invalid},
-		"read longest":       {reading(func(_ *reader, h *wire.RETH) { h.Length = maxMsgSize }), access},
+		"read longest":       {reading(func(r *reader, h *wire.RETH) { h.Length = uint32(r.end.q.maxMessage()) }), access},
 		"read of all ones":   {reading(func(_ *reader, h *wire.RETH) { h.Length = 1<<32 - 1 }), invalid},
 		"add key":            {adding(func(_ *reader, h *wire.AtomicETH) { h.RKey ^= 1 }), access},
 		"add before":         {adding(func(_ *reader, h *wire.AtomicETH) { h.VA -= 8 }), access},
