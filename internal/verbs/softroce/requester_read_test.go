@@ -135,7 +135,7 @@ func TestAtomicsOnTheWire(t *testing.T) {
 			{ID: 3, Op: verbs.WCFetchAdd, ByteLen: 8, QPN: qpn},
 		}, p.end.completions())
 		require.EqualValues(t, 77, binary.NativeEndian.Uint64(p.end.mem))
-		require.EqualValues(t, uint64(1<<63|9), binary.NativeEndian.Uint64(p.end.mem[64:]))
+		require.Equal(t, uint64(1<<63|9), binary.NativeEndian.Uint64(p.end.mem[64:]))
 		require.Equal(t, uint64(0x0102030405060708), binary.NativeEndian.Uint64(slices.Concat(p.end.mem[200:203], p.end.mem[300:305])))
 		require.Zero(t, p.end.mem[305])
 	})
