@@ -109,17 +109,40 @@ func (c *cmid) gaveUp(err error) error {
 	return err
 }
 
-// checkParam refuses what the device cannot do.
-func (c *cmid) checkParam(p *verbs.ConnParam, private int) error {
-	switch a := &c.dev.attr; {
-	case len(p.PrivateData) > private:
-		return fmt.Errorf("%d bytes of private data, at most %d: %w", len(p.PrivateData), private, syscall.EINVAL)
-	case int(p.ResponderResources) > a.maxRDAtomic:
-		return fmt.Errorf("%d responder resources, device %s has %d: %w", p.ResponderResources, c.dev.name, a.maxRDAtomic, syscall.EINVAL)
-	case int(p.InitiatorDepth) > a.maxInitRDAtomic:
-		return fmt.Errorf("initiator depth %d, device %s has %d: %w", p.InitiatorDepth, c.dev.name, a.maxInitRDAtomic, syscall.EINVAL)
+// allDepth asks for as much as the device has, as rdma_connect(3) has it.
+const allDepth = 255
+
+// param is p with its depths made definite: the device's where p wants all, as far as the request goes. What
+// the device cannot do is refused.
+func (c *cmid) param(p *verbs.ConnParam, private int) (*verbs.ConnParam, error) {
+	if len(p.PrivateData) > private {
+		return nil, fmt.Errorf("%d bytes of private data, at most %d: %w", len(p.PrivateData), private, syscall.EINVAL)
 	}
-	return nil
+	q := *p
+	for _, d := range []struct {
+		what        string
+		depth       *uint8
+		most, asked int
+	}{
+		{"responder resources", &q.ResponderResources, c.dev.attr.maxRDAtomic, int(c.requested().ResponderResources)},
+		{"initiator depth", &q.InitiatorDepth, c.dev.attr.maxInitRDAtomic, int(c.requested().InitiatorDepth)},
+	} {
+		switch {
+		case *d.depth == allDepth:
+			*d.depth = uint8(min(d.most, d.asked, allDepth))
+		case int(*d.depth) > d.most:
+			return nil, fmt.Errorf("%s of %d, device %s has %d: %w", d.what, *d.depth, c.dev.name, d.most, syscall.EINVAL)
+		}
+	}
+	return &q, nil
+}
+
+// requested is what the peer asked for, or all.
+func (c *cmid) requested() *verbs.ConnParam {
+	if c.req == nil {
+		return &verbs.ConnParam{ResponderResources: allDepth, InitiatorDepth: allDepth}
+	}
+	return c.req
 }
 
 // Connect implements [verbs.CMID].
@@ -135,14 +158,14 @@ func (c *cmid) connect(ctx context.Context, p *verbs.ConnParam) (*verbs.ConnPara
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	if err := c.checkParam(p, verbs.MaxPrivateREQ); err != nil {
+	p, err := c.param(p, verbs.MaxPrivateREQ)
+	if err != nil {
 		return nil, err
 	}
 	if err := c.begin(p); err != nil {
 		return nil, err
 	}
 	var ev cmEvent
-	var err error
 	select {
 	case ev = <-c.step:
 		err = refusal(&ev)
@@ -249,12 +272,13 @@ func (c *cmid) answerable() error {
 
 // Accept implements [verbs.CMID].
 func (c *cmid) Accept(p *verbs.ConnParam) error {
-	if err := c.checkParam(p, verbs.MaxPrivateREP); err != nil {
+	p, err := c.param(p, verbs.MaxPrivateREP)
+	if err != nil {
 		return c.failure("accepting", err)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	err := c.answerable()
+	err = c.answerable()
 	if err == nil && c.q == nil {
 		err = wrongState("no queue pair")
 	}

@@ -43,6 +43,10 @@ type Config struct {
 	// LocProtErr, as the specification has it (IBTA 10.10.3). rdma_rxe says LocQPOpErr of some.
 	LocalErrors []verbs.Status
 
+	// SilentRefusals is for a device that says nothing when it refuses the rest of a READ whose first
+	// packets it has answered: rdma_rxe, with which a retry count of 7 is endless besides.
+	SilentRefusals bool
+
 	// UncountedDrops is for a provider whose listeners do not learn of the requests that are dropped.
 	UncountedDrops bool
 

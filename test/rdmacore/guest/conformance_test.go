@@ -36,7 +36,7 @@ func TestConformance(t *testing.T) {
 	p := provider(t)
 	a := netip.MustParseAddr(*addr)
 	verbstest.TestProvider(t, verbstest.Config{
-		Active: p, Passive: p, Listen: a, Dial: a, Unsupported: lacking, NoOverrun: true, UncountedDrops: true,
+		Active: p, Passive: p, Listen: a, Dial: a, Unsupported: lacking, NoOverrun: true, UncountedDrops: true, SilentRefusals: true,
 		LocalErrors: []verbs.Status{verbs.LocProtErr, verbs.LocQPOpErr}, Timeout: 30 * time.Second,
 	})
 }
