@@ -93,3 +93,15 @@ func (c *Cmd) run() error {
 	_, err := c.Output()
 	return err
 }
+
+// WaitListen waits until a program listens on an RDMA port, as the kernel's rdma_cm knows it.
+func (g *Guest) WaitListen(ctx context.Context, port int) error {
+	_, err := g.Script(ctx, fmt.Sprintf(`
+n=0
+until rdma resource show cm_id | grep -Eq 'state LISTEN .* src-addr [^ ]*:%d '; do
+	[ $((n += 1)) -lt 100 ] || { echo 'nobody listens on RDMA port %[1]d' >&2; exit 1; }
+	sleep 0.1
+done
+`, port))
+	return err
+}

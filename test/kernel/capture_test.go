@@ -1,0 +1,92 @@
+package kernel
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-rdma/rdma/test/vm"
+	"github.com/go-rdma/rdma/test/vm/vmtest"
+)
+
+// capture records what crosses softroce's interface. The function that it returns ends that and
+// gives it to tshark: nothing that softroce sent may be malformed, and messages of each kind named must be among it.
+func (w *world) capture(t *testing.T) (stop func(kinds ...string)) {
+	t.Helper()
+	vmtest.Require(t, vm.Package{Name: "tshark", File: "/usr/bin/tshark"})
+	// Packets are to be seen as they are on a wire, not as the groups that a veth takes.
+	gso := func(segments string) {
+		t.Helper()
+		out, err := w.g.Command(w.ctx, "ip", "link", "set", w.link, "gso_max_segs", segments).In(w.netns).CombinedOutput()
+		require.NoError(t, err, "%s", out)
+	}
+	gso("1")
+	name := strings.ReplaceAll(t.Name(), "/", "-") + ".pcap"
+	dump := w.start(w.g.Command(w.ctx, "tcpdump", "-i", w.link, "--immediate-mode", "-U", "-Z", "root",
+		"-s", "4400", "-B", "32768", "-w", w.g.SharePath(name), "udp port 4791").In(w.netns))
+	dump.until("listening on")
+	return func(kinds ...string) {
+		t.Helper()
+		gso("65535")
+		w.captured(t, filepath.Join(w.g.Share, name))
+		require.NoError(t, dump.Signal(syscall.SIGINT))
+		require.Contains(t, dump.ends(), "\n0 packets dropped by kernel")
+		from := "ip.src == "
+		if w.ours.Is6() {
+			from = "ipv6.src == "
+		}
+		tshark := exec.Command("tshark", "-n", "-r", filepath.Join(w.g.Share, name),
+			"-Y", from+w.ours.String(),
+			"-T", "fields", "-E", "separator=/t", "-e", "frame.number", "-e", "_ws.col.Protocol", "-e", "_ws.col.Info",
+			"-e", "_ws.malformed", "-e", "_ws.expert.severity", "-e", "_ws.expert.message")
+		var complaints strings.Builder
+		tshark.Stderr = &complaints
+		out, err := tshark.Output()
+		require.NoError(t, err, "%s", &complaints)
+		lines := strings.Split(strings.TrimSuffix(string(out), "\n"), "\n")
+		seen := make(map[string]bool)
+		for _, line := range lines {
+			f := strings.Split(line, "\t")
+			require.Len(t, f, 6, line)
+			require.Equal(t, "RRoCE", f[1], line)
+			require.Empty(t, f[3], "malformed: %s", line)
+			require.Empty(t, f[5], "tshark warns: %s", line)
+			for _, kind := range kinds {
+				seen[kind] = seen[kind] || strings.Contains(f[2], kind)
+			}
+		}
+		for _, kind := range kinds {
+			require.True(t, seen[kind], "no %s among %d packets:\n%s", kind, len(lines), out)
+		}
+		_ = os.Remove(filepath.Join(w.g.Share, name))
+	}
+}
+
+const last = "This is the last packet."
+
+// captured waits until tcpdump has written all of what came before now: what it has not read yet when it is told to end is
+// lost. It looks for a datagram that comes from the kernel's side here, which softroce ignores.
+func (w *world) captured(t *testing.T, file string) {
+	t.Helper()
+	out, err := w.g.Command(w.ctx, "bash", "-c", "printf '"+last+"' >/dev/udp/"+w.ours.String()+"/4791").CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	for {
+		b, err := os.ReadFile(file)
+		require.NoError(t, err)
+		if bytes.Contains(b, []byte(last)) {
+			return
+		}
+		select {
+		case <-w.ctx.Done():
+			require.FailNow(t, "tcpdump has not recorded the last packet")
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
