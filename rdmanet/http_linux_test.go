@@ -114,7 +114,7 @@ func TestHTTP(t *testing.T) {
 		for range 3 {
 			resp, body := get(t, client, m.url(l)+"/")
 			assert.Equal(t, m.major, resp.ProtoMajor)
-			assert.Equal(t, fmt.Sprint(resp.Proto, " ", m.tls, " ", l.Addr(), " 127.0.0.1 <nil>"), body)
+			assert.Equal(t, fmt.Sprint(resp.Proto, " ", m.tls, " ", l.Addr(), " ", local4, " <nil>"), body)
 		}
 		assert.EqualValues(t, 1, l.Stats().Accepted, "kept alive")
 		_ = ts

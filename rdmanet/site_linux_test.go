@@ -27,7 +27,7 @@ const siteTimeout = 300 * time.Millisecond
 // siteRole is a web server in a process of its own. With the files of a certificate
 // and its key as arguments it serves TLS; with "timeouts", it has some.
 func siteRole() error {
-	l, err := rdmanet.Listen("rdma", "127.0.0.1:0")
+	l, err := rdmanet.Listen("rdma", net.JoinHostPort(local4, "0"))
 	if err != nil {
 		return err
 	}

@@ -29,7 +29,7 @@ func TestAddresses(t *testing.T) {
 		assert.Equal(t, "rdma", a.Network())
 		host, port, err := net.SplitHostPort(a.String())
 		require.NoError(t, err)
-		assert.Equal(t, "127.0.0.1", host)
+		assert.Equal(t, local4, host)
 		assert.NotEqual(t, "0", port)
 	}
 }
