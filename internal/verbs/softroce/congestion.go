@@ -92,8 +92,8 @@ type congestion struct {
 }
 
 // take grants r at least least bytes of room, and at most most. Where there is not
-// enough it grants none, and r waits in line for its turn. Half of the window must do for who shares it, and so
-// must what somebody was granted who waited: a packet's worth at least.
+// enough it grants none, and r waits in line for its turn. What it is granted then must do: a packet's worth at least,
+// and half of the window or what it needs.
 func (c *congestion) take(r *rc, least, most int64) int64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -104,9 +104,6 @@ func (c *congestion) take(r *rc, least, most int64) int64 {
 	}
 	if r.waiting {
 		return 0
-	}
-	if c.inflight > 0 {
-		least = min(least, max(c.packet, c.window/2))
 	}
 	room := c.window - c.inflight
 	if c.first != nil || room < least && c.inflight > 0 {

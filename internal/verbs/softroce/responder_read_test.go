@@ -294,8 +294,13 @@ func TestRepetitionWhileItIsAnswered(t *testing.T) {
 		}
 		got := turn()
 		require.Len(t, got, replyTurn)
+		// A late copy of a later request is no reason to leave anything out.
+		r.send(r.ask(peerPSN+replyTurn+9, (replyTurn+9)*256, (k-replyTurn-9)*256))
+		got = turn()
+		require.EqualValues(t, peerPSN+replyTurn, got[0].PSN)
+		require.Equal(t, wire.RCReadResponseMid, got[0].Opcode)
 		// A copy of what is about to be sent, and of what has not begun, says nothing new.
-		r.send(r.ask(peerPSN+replyTurn, replyTurn*256, (k-replyTurn)*256), r.ask(peerPSN+k, 0, 1))
+		r.send(r.ask(peerPSN+2*replyTurn, 2*replyTurn*256, (k-2*replyTurn)*256), r.ask(peerPSN+k, 0, 1))
 		// One from before takes it back.
 		r.send(r.ask(peerPSN+10, 10*256, (k-10)*256))
 		got = nil
@@ -520,4 +525,23 @@ func TestRepliesKeepTheirOrderBetweenGoroutines(t *testing.T) {
 	}
 	require.Zero(t, a.dev.stats.gaps.Load())
 	require.Empty(t, y.completions())
+}
+
+// TestRegionClosedWhileItIsReadAgain: a repetition that was taken up is refused, and the connection lives.
+func TestRegionClosedWhileItIsReadAgain(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newReader(t, link{mtu: 256})
+		m := r.end.reg(r.end.mem, verbs.RemoteRead)
+		h := r.ask(peerPSN, 0, 600)
+		h.RETH.VA, h.RETH.RKey = m.Addr(), m.RKey()
+		r.send(h)
+		require.Len(t, r.take(), 3)
+		r.end.q.rc.replying = true
+		r.send(h)
+		require.NoError(t, m.Close())
+		require.True(t, r.end.q.rc.turn(r.end.dev))
+		require.Equal(t, []answer{{peerPSN, wire.SyndromeRemoteAccess, 1}}, r.answers())
+		r.send(ask(r.writeTo(packet(wire.RCWriteOnly, peerPSN+3, []byte{1}), 0, 1)))
+		require.Equal(t, []answer{{peerPSN + 3, wire.SyndromeACK, 2}}, r.answers())
+	})
 }
