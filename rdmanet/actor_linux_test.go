@@ -229,6 +229,12 @@ func (p *actorProcess) wait(t testing.TB, d time.Duration, prefixes ...string) s
 		select {
 		case <-more:
 		case <-timeout:
+			// Its stacks tell where it hangs.
+			p.cmd.Process.Signal(syscall.SIGQUIT)
+			select {
+			case <-p.ended:
+			case <-time.After(2 * time.Second):
+			}
 			require.FailNow(t, "nothing heard", "%q within %v, only %s", prefixes, d, heard)
 		}
 	}

@@ -71,3 +71,41 @@ func TestStoppedTooLong(t *testing.T) {
 	assert.Contains(t, text, "read 2000 true ")
 	p.end(t)
 }
+
+// TestStoppedBusyServer: a process that is stopped while it has connections over all ways of another one keeps
+// nobody else from that one.
+func TestStoppedBusyServer(t *testing.T) {
+	if !inOwnNetwork(t, time.Minute) {
+		return
+	}
+	x, busy, other := startActor(t), startActor(t), startActor(t)
+	for i := range 60 {
+		connectOnce(t, x, busy.addr, i)
+	}
+	for i := range 3 {
+		connectOnce(t, x, other.addr, 100+i)
+	}
+	busy.stop(t)
+	for i := range 6 {
+		t.Log(connectOnce(t, x, other.addr, 200+i))
+	}
+	for i := range 3 {
+		before := count(t, x, 100+i)
+		require.Eventually(t, func() bool { return count(t, x, 100+i) > before+3 }, 10*time.Second, 10*time.Millisecond)
+	}
+	busy.goOn(t)
+	for i := range 60 {
+		before := count(t, x, i)
+		require.Eventually(t, func() bool { return count(t, x, i) > before+1 }, 20*time.Second, 10*time.Millisecond)
+	}
+	require.Empty(t, x.unasked())
+}
+
+// count is how many rounds a connection has made.
+func count(t *testing.T, p *actorProcess, id int) (n int) {
+	t.Helper()
+	p.do(t, "count %d", id)
+	_, err := fmt.Sscanf(p.wait(t, 10*time.Second, fmt.Sprint("count ", id, " ")), fmt.Sprint("count ", id, " %d"), &n)
+	require.NoError(t, err)
+	return n
+}

@@ -261,7 +261,7 @@ func (p *Provider) addBackground(n int) {
 // qpPath is the way of a connection's queue pair.
 func qpPath(local, remote netip.Addr, tclass uint8, flowLabel, lqpn, rqpn uint32) *netio.Path {
 	path := &netio.Path{Local: local, Remote: remote, TrafficClass: tclass}
-	path.SetFlow(flowOf(flowLabel, lqpn, rqpn))
+	path.SetFlow(partFlow(rqpn, flowOf(flowLabel, lqpn, rqpn)))
 	return path
 }
 

@@ -111,7 +111,7 @@ func (r *rc) timeout(w *work) {
 		}
 		if r.timeouts > 1 {
 			// Another way, in case this one leads to a process that does not listen.
-			r.path.SetFlow(uint32(r.q.dev.cfg.random64()))
+			r.anotherWay(int(r.timeouts) - 1)
 		}
 		if r.timeouts > 2 {
 			r.path.SetSingle(true)

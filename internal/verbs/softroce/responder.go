@@ -292,8 +292,8 @@ func (r *rc) countRepeats(w *work) {
 		return
 	}
 	r.repeated = now
-	if r.repeats = min(r.repeats+1, maxRepeats); r.repeats == maxRepeats {
-		r.path.SetFlow(uint32(r.q.dev.cfg.random64()))
+	if r.repeats = min(r.repeats+1, 100); r.repeats >= maxRepeats {
+		r.anotherWay(int(r.repeats-maxRepeats) + 1)
 	}
 }
 

@@ -230,11 +230,14 @@ func TestAnswersThatDoNotArriveTakeAnotherWay(t *testing.T) {
 		require.Len(t, p.answers(), 1)
 		again(2)
 		require.Equal(t, flow, path.Flow(), "some arrive")
+		part := true
 		for range 300 {
 			before := path.Flow()
 			again(2)
 			require.NotEqual(t, before, path.Flow())
+			part = part && path.Flow() == partFlow(peerQPN, path.Flow())
 		}
+		require.False(t, part, "also those that are another process's part, in the end")
 	})
 }
 
