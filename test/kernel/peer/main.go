@@ -2,19 +2,22 @@
 //
 //	peer cmatose -b addr | -s addr     ucmatose: messages both ways, then the server disconnects
 //	peer storm -b addr | -s addr       cmtime: many connections at once, and their ends
+//	peer rping -b addr | -s addr       rping: the server READs what the client has and WRITEs it back
 //	peer reject -b addr                refuses every connection
-//	peer refused -s addr               connects and prints how that was refused
+//	peer refused -s addr [-d hex]      connects with that private data and prints how that was refused
 //
 // It exits with 0 if all went as it must.
 package main
 
 import (
 	"context"
+	"encoding/hex"
 	"errors"
 	"flag"
 	"fmt"
 	"net/netip"
 	"os"
+	"syscall"
 	"time"
 
 	"github.com/go-rdma/rdma/internal/verbs"
@@ -28,6 +31,7 @@ type options struct {
 	connections  int
 	messages     int
 	size         int
+	private      []byte // of the client
 	timeout      time.Duration
 }
 
@@ -36,6 +40,7 @@ func (o *options) remote() netip.AddrPort { return netip.AddrPortFrom(o.server, 
 var modes = map[string]func(ctx context.Context, p verbs.Provider, o *options) error{
 	"cmatose": cmatose,
 	"storm":   storm,
+	"rping":   rping,
 	"reject":  reject,
 	"refused": refused,
 }
@@ -49,7 +54,7 @@ func main() {
 
 func run(args []string) error {
 	if len(args) == 0 || modes[args[0]] == nil {
-		return errors.New("usage: peer cmatose|storm|reject|refused [flags]")
+		return errors.New("usage: peer cmatose|storm|rping|reject|refused [flags]")
 	}
 	var o options
 	f := flag.NewFlagSet(args[0], flag.ContinueOnError)
@@ -59,6 +64,10 @@ func run(args []string) error {
 	f.IntVar(&o.connections, "c", 1, "connections")
 	f.IntVar(&o.messages, "C", 10, "messages of each connection and way")
 	f.IntVar(&o.size, "S", 100, "bytes of a message")
+	f.Func("d", "private data of the client, in hexadecimal", func(s string) (err error) {
+		o.private, err = hex.DecodeString(s)
+		return err
+	})
 	f.DurationVar(&o.timeout, "timeout", 2*time.Minute, "for all")
 	if err := f.Parse(args[1:]); err != nil {
 		return err
@@ -111,7 +120,7 @@ func refused(ctx context.Context, p verbs.Provider, o *options) error {
 		return errors.New("the connection was not refused")
 	}
 	rej := new(verbs.RejectError)
-	if !errors.As(err, &rej) {
+	if !errors.As(err, &rej) || !errors.Is(err, syscall.ECONNREFUSED) {
 		return fmt.Errorf("no refusal but %w", err)
 	}
 	fmt.Println("refused, reason", rej.Reason)

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"runtime"
+	"slices"
 	"time"
 
 	"github.com/go-rdma/rdma/internal/verbs"
@@ -19,7 +21,8 @@ type node struct {
 	arena  verbs.Arena
 	mr     verbs.MR
 	size   int
-	recvs  int // posted
+	recvs  int         // posted
+	more   []io.Closer // of the domain
 	events chan verbs.Event
 }
 
@@ -38,7 +41,9 @@ func dial(ctx context.Context, p verbs.Provider, o *options) (*node, error) {
 	if err := n.prepare(o); err != nil {
 		return nil, errors.Join(err, n.close())
 	}
-	if _, err := id.Connect(ctx, &param); err != nil {
+	conn := param
+	conn.PrivateData = o.private
+	if _, err := id.Connect(ctx, &conn); err != nil {
 		return nil, errors.Join(fmt.Errorf("connect: %w", err), n.close())
 	}
 	return n, nil
@@ -135,35 +140,42 @@ func (n *node) send(ctx context.Context, messages int) error {
 func (n *node) receive(ctx context.Context, messages int) error { return n.poll(ctx, 1, messages) }
 
 func (n *node) poll(ctx context.Context, which, count int) error {
-	var wcs [8]verbs.WC
-	for i := 0; i < count; {
+	for i := range count {
+		wc, err := n.completion(ctx, which)
+		if err != nil {
+			return fmt.Errorf("%d of %d: %w", i, count, err)
+		}
+		what := [2]string{"send", "receive"}[which]
+		if wc.ID != uint64(i) {
+			return fmt.Errorf("%s %d instead of %d", what, wc.ID, i)
+		}
+		if which == 1 && int(wc.ByteLen) != n.size {
+			return fmt.Errorf("receive %d: %d bytes instead of %d", i, wc.ByteLen, n.size)
+		}
+	}
+	return nil
+}
+
+// completion waits for the next one, which must be a success.
+func (n *node) completion(ctx context.Context, which int) (verbs.WC, error) {
+	var wcs [1]verbs.WC
+	for {
 		k, err := n.cq[which].Poll(wcs[:])
 		if err != nil {
-			return err
-		}
-		for _, wc := range wcs[:k] {
-			what := [2]string{"send", "receive"}[which]
-			if wc.Status != verbs.Success {
-				return fmt.Errorf("%s %d: %w", what, wc.ID, wc.Status)
-			}
-			if wc.ID != uint64(i) {
-				return fmt.Errorf("%s %d instead of %d", what, wc.ID, i)
-			}
-			if which == 1 && int(wc.ByteLen) != n.size {
-				return fmt.Errorf("receive %d: %d bytes instead of %d", i, wc.ByteLen, n.size)
-			}
-			i++
+			return wcs[0], err
 		}
 		if k != 0 {
-			continue
+			if wcs[0].Status != verbs.Success {
+				return wcs[0], fmt.Errorf("work request %d: %w", wcs[0].ID, wcs[0].Status)
+			}
+			return wcs[0], nil
 		}
 		if ctx.Err() != nil {
-			return fmt.Errorf("%d of %d completions: %w", i, count, context.Cause(ctx))
+			return wcs[0], fmt.Errorf("no completion: %w", context.Cause(ctx))
 		}
 		time.Sleep(100 * time.Microsecond) // the peer needs the processor
 		runtime.Gosched()
 	}
-	return nil
 }
 
 func (n *node) close() error {
@@ -176,6 +188,9 @@ func (n *node) close() error {
 		if cq != nil {
 			errs = append(errs, cq.Close())
 		}
+	}
+	for _, c := range slices.Backward(n.more) {
+		errs = append(errs, c.Close())
 	}
 	if n.mr != nil {
 		errs = append(errs, n.mr.Close())
