@@ -119,6 +119,17 @@ func TestAnswersKeepTheirOrder(t *testing.T) {
 		// A response acknowledges what comes before it, and nothing has to be said twice.
 		r.send(ask(r.writeTo(packet(wire.RCWriteOnly, peerPSN+85, []byte{4}), 500_000, 1)), r.ask(peerPSN+86, 0, 5))
 		require.Empty(t, requireReply(t, r.take(), peerPSN+86, 256, pattern(1, 5), 8))
+
+		// Three at a time go round the four that are kept.
+		for i := range uint32(5) {
+			psn := peerPSN + 87 + 3*i
+			r.send(r.ask(psn, 1, 1), r.ask(psn+1, 2, 1), r.ask(psn+2, 3, 1))
+			got := r.take()
+			for j := range uint32(3) {
+				got = requireReply(t, got, psn+j, 256, pattern(1, 10)[1+j:2+j], 9+3*i+j)
+			}
+			require.Empty(t, got)
+		}
 	})
 }
 
@@ -543,5 +554,54 @@ func TestRegionClosedWhileItIsReadAgain(t *testing.T) {
 		require.Equal(t, []answer{{peerPSN, wire.SyndromeRemoteAccess, 1}}, r.answers())
 		r.send(ask(r.writeTo(packet(wire.RCWriteOnly, peerPSN+3, []byte{1}), 0, 1)))
 		require.Equal(t, []answer{{peerPSN + 3, wire.SyndromeACK, 2}}, r.answers())
+	})
+}
+
+// TestRepliesCarryWhatWasRead: what its owner writes to memory once it was read does not change packets on their way out.
+func TestRepliesCarryWhatWasRead(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newReader(t, link{mtu: 4096})
+		data := pattern(1, 20*4096)
+		copy(r.end.mem, data)
+		q := r.end.q
+		q.rc.replying = true
+		r.send(r.ask(peerPSN, 0, 20*4096))
+		w := q.dev.begin()
+		q.mu.Lock()
+		require.True(t, q.rc.respond(w, replyTurn))
+		q.rc.replying = false
+		q.mu.Unlock()
+		clear(r.end.mem)
+		w.end(false)
+		require.Empty(t, requireReply(t, r.take(), peerPSN, 4096, data, 1))
+	})
+}
+
+// TestRepliesOfSeveralQueuePairsInABatch: together they are more than a batch holds copies of.
+func TestRepliesOfSeveralQueuePairsInABatch(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newReader(t, link{mtu: 4096})
+		const n = replyHere * 4096
+		copy(r.end.mem, pattern(1, 6*n))
+		var hs []wire.Packet
+		ends := []*end{r.end}
+		for i := range 6 {
+			if i > 0 {
+				e := r.end.newEnd(verbs.QPInitAttr{}, 64, nil)
+				require.NoError(t, e.q.connect(&rcAttr{
+					path: newPath(addrA, addrB), destQPN: peerQPN, rqPSN: peerPSN, mtu: 4096, ackTimeout: 19, maxDestRDAtomic: 1,
+				}))
+				ends = append(ends, e)
+			}
+			h := r.ask(peerPSN, i*n, n)
+			h.DestQP = ends[i].q.num
+			hs = append(hs, h)
+		}
+		r.send(hs...)
+		got := r.take()
+		for i := range 6 {
+			got = requireReply(t, got, peerPSN, 4096, pattern(1, 6*n)[i*n:(i+1)*n], 1)
+		}
+		require.Empty(t, got)
 	})
 }
