@@ -205,21 +205,22 @@ func lossPair(t *testing.T, seed uint64, o simnet.Options) (n *simnet.Network, x
 	id, err := ps[0].Resolve(ctx, &verbs.CMIDAttr{PortSpace: verbs.PSTCP, Remote: l.Addr()})
 	require.NoError(t, err)
 	x = newLossEnd(t, id)
-	accepted := make(chan struct{})
+	accepted := make(chan *lossEnd, 1)
 	go func() {
-		defer close(accepted)
 		id, err := l.GetRequest(ctx)
 		if !assert.NoError(t, err) {
+			close(accepted)
 			return
 		}
-		y = newLossEnd(t, id)
-		y.meet(id.Request().PrivateData)
-		y.c.Start()
-		assert.NoError(t, y.c.Accept(&verbs.ConnParam{RNRRetryCount: 7, PrivateData: y.private()}))
+		e := newLossEnd(t, id)
+		e.meet(id.Request().PrivateData)
+		e.c.Start()
+		assert.NoError(t, e.c.Accept(&verbs.ConnParam{RNRRetryCount: 7, PrivateData: e.private()}))
+		accepted <- e
 	}()
 	rep, err := x.c.Connect(ctx, &verbs.ConnParam{RetryCount: 7, RNRRetryCount: 7, PrivateData: x.private()})
 	require.NoError(t, err)
-	<-accepted
+	y = <-accepted
 	x.meet(rep.PrivateData)
 	x.c.Start()
 	return n, x, y, func() {

@@ -7,7 +7,6 @@ import (
 	"os"
 	"strconv"
 	"sync"
-	"testing"
 	"time"
 )
 
@@ -15,9 +14,18 @@ import (
 // of a test run, so that one that failed can be seen again.
 const SeedEnv = "SIMNET_SEED"
 
+// T is what is needed of a test, a [testing.TB].
+type T interface {
+	Helper()
+	Cleanup(f func())
+	Failed() bool
+	Logf(format string, args ...any)
+	Fatalf(format string, args ...any)
+}
+
 // Seed returns the seed for a test's network: that of the environment, or def. A test
 // that fails tells it.
-func Seed(t testing.TB, def uint64) uint64 {
+func Seed(t T, def uint64) uint64 {
 	t.Helper()
 	seed, set := fromEnv(t)
 	if !set {
@@ -33,7 +41,7 @@ func Seed(t testing.TB, def uint64) uint64 {
 
 // Seeds returns seeds for n runs of a test: 1 to n, or the one of the environment alone, or,
 // if fresh, others each time.
-func Seeds(t testing.TB, n int, fresh bool) []uint64 {
+func Seeds(t T, n int, fresh bool) []uint64 {
 	t.Helper()
 	if seed, set := fromEnv(t); set {
 		return []uint64{seed}
@@ -49,7 +57,7 @@ func Seeds(t testing.TB, n int, fresh bool) []uint64 {
 	return seeds
 }
 
-func fromEnv(t testing.TB) (seed uint64, set bool) {
+func fromEnv(t T) (seed uint64, set bool) {
 	t.Helper()
 	s := os.Getenv(SeedEnv)
 	if s == "" {
