@@ -4,7 +4,7 @@
  * That library turns socket calls of unmodified programs into calls of rsockets, but knows
  * fewer calls than programs use today: a socket made with SOCK_CLOEXEC or SOCK_NONBLOCK silently becomes a TCP socket, accept4
  * fails (the descriptor it is given is a placeholder), and fcntl64, ioctl(FIONBIO),
- * sendfile64, __poll_chk and epoll act on the placeholder. This library, preloaded before it, puts
+ * sendfile64, __poll_chk and epoll act on the placeholder; SO_TYPE is not answered. This library, preloaded before it, puts
  * each of them in terms of calls that librspreload has:
  *
  *     LD_PRELOAD="gaps.so /usr/lib/<arch>/rsocket/librspreload.so" redis-server ...
@@ -80,7 +80,7 @@ static int is_rsocket(int fd)
 	if (!syscall(SYS_getsockopt, fd, SOL_SOCKET, SO_REUSEADDR, &value, &len))
 		return 0;
 	len = sizeof(value);
-	return errno == ENOTSOCK && !getsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &value, &len);
+	return errno == ENOTSOCK && !NEXT(getsockopt)(fd, SOL_SOCKET, SO_REUSEADDR, &value, &len);
 }
 
 int accept4(int fd, struct sockaddr *addr, socklen_t *len, int flags)
@@ -95,6 +95,16 @@ int accept4(int fd, struct sockaddr *addr, socklen_t *len, int flags)
 		return -1;
 	}
 	return conn;
+}
+
+/* What OpenSSL asks before it listens, and Python before it speaks TLS. */
+int getsockopt(int fd, int level, int name, void *value, socklen_t *len)
+{
+	if (level != SOL_SOCKET || name != SO_TYPE || !is_rsocket(fd) || *len < sizeof(int))
+		return NEXT(getsockopt)(fd, level, name, value, len);
+	*(int *)value = SOCK_STREAM;
+	*len = sizeof(int);
+	return 0;
 }
 
 int fcntl64(int fd, int cmd, ...)

@@ -1,0 +1,88 @@
+package interop
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-rdma/rdma/test/interop/internal/pattern"
+)
+
+// curl is unmodified; librspreload alone makes it a peer. It would fall back to TCP without a word, but there is no
+// TCP server in the other namespace.
+func (w *world) curl(t *testing.T, args ...string) []string {
+	t.Helper()
+	all := append([]string{
+		"curl", "-sS", "-g", "--max-time", "120", "--cacert", "/tmp/interop/ca.pem",
+		"-w", "%{http_code} %{http_version} %{size_download} %{num_connects}\n",
+	}, args...)
+	return strings.Split(strings.TrimSpace(w.c(t, w.preloaded(false), all...).succeeds()), "\n")
+}
+
+func TestCurl(t *testing.T) {
+	w := theWorld(t)
+	w.goAt(t, w.std, "httpd", "-addr", ":8080").says("listening on")
+	w.goAt(t, w.std, "httpd", "-addr", ":8443", "-tls", "/tmp/interop/ca.pem").says("listening on")
+	for _, scheme := range []string{"http", "https"} {
+		for _, addr := range []netip.Addr{w.std.Far.V4, w.std.Far.V6} {
+			base := fmt.Sprintf("%s://%s", scheme, netip.AddrPortFrom(addr, map[string]uint16{"http": 8080, "https": 8443}[scheme]))
+			t.Run(base, func(t *testing.T) { w.curlAll(t, base, scheme == "https") })
+		}
+	}
+}
+
+func (w *world) curlAll(t *testing.T, base string, tls bool) {
+	version := "1.1"
+	if tls {
+		version = "2"
+	}
+	t.Run("bodies", func(t *testing.T) {
+		var args, want []string
+		paths := []string{"/size/0", "/size/1", "/size/100000", "/chunked/100000", "/slow/5000", "/file/300000", "/size/5000000"}
+		for i, path := range paths {
+			args = append(args, base+path, "-o", fmt.Sprintf("/tmp/interop/curl-%d", i))
+			n := path[strings.LastIndex(path, "/")+1:]
+			connects := 0
+			if i == 0 {
+				connects = 1 // the others use its connection
+			}
+			want = append(want, fmt.Sprintf("200 %s %s %d", version, n, connects))
+		}
+		assert.Equal(t, want, w.curl(t, args...))
+		for i, path := range paths {
+			var n int64
+			_, err := fmt.Sscan(path[strings.LastIndex(path, "/")+1:], &n)
+			require.NoError(t, err)
+			assert.Equal(t, pattern.Sum(uint64(n), n), w.sum(t, fmt.Sprintf("/tmp/interop/curl-%d", i)), path) //nolint:gosec // a seed
+		}
+	})
+	t.Run("upload", func(t *testing.T) {
+		for _, n := range []int64{1, 70000, 3_000_000} {
+			path, sum := w.file(t, n)
+			got := w.curl(t, "-T", path, base+"/sum")
+			assert.Equal(t, fmt.Sprintf("PUT %d %s", n, sum), got[0])
+			got = w.curl(t, "-X", "POST", "-H", "Transfer-Encoding: chunked", "-T", path, base+"/sum")
+			assert.Equal(t, fmt.Sprintf("POST %d %s", n, sum), got[0])
+		}
+	})
+	t.Run("range", func(t *testing.T) {
+		path, _ := w.file(t, 300000)
+		got := w.curl(t, "-r", "100000-199999", "-o", "/tmp/interop/range", base+"/file/300000")
+		assert.Equal(t, []string{fmt.Sprintf("206 %s 100000 1", version)}, got)
+		w.script(t, "tail -c +100001 "+path+" | head -c 100000 | cmp - /tmp/interop/range")
+	})
+	t.Run("abort", func(t *testing.T) {
+		p := w.c(t, w.preloaded(false), "curl", "-sS", "-g", "--max-time", "120", "--cacert", "/tmp/interop/ca.pem",
+			"-o", "/dev/null", base+"/abort/200000")
+		out := p.fails()
+		if tls {
+			assert.Contains(t, out, "(92)") // the stream was not closed cleanly
+		} else {
+			assert.Contains(t, out, "(18)") // a partial body
+		}
+	})
+}

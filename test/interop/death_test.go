@@ -1,0 +1,119 @@
+package interop
+
+import (
+	"regexp"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// What the survivor sees when the other end is killed (SIGKILL), and when. A C program's kernel sends a DREQ for
+// it, so its end is seen at once. The built-in device dies with its process without a word, and the kernel
+// notices with data in flight only.
+
+// atOnce bounds what needs one packet. A quarter of the transport's 17 s, which it must not be taken for.
+const atOnce = 4 * time.Second
+
+// endless is more than any test waits for.
+var endless = []string{"-S", "20000", "-C", "1000", "-I", "1000"}
+
+var endedLine = regexp.MustCompile(`(?m)^ended (\S+) after ([0-9.]+) s`)
+
+// ended reads how a Go program says that its connection ended.
+func ended(t *testing.T, out string) string {
+	t.Helper()
+	m := endedLine.FindStringSubmatch(out)
+	require.NotNil(t, m, out)
+	return m[1]
+}
+
+func (p *proc) endsSince(t *testing.T, killed time.Time, within time.Duration) string {
+	t.Helper()
+	out := p.fails()
+	took := time.Since(killed)
+	t.Logf("%s: ended %.1f s after the other", p.name, took.Seconds())
+	assert.Less(t, took, within)
+	return out
+}
+
+func TestDeathOfCServer(t *testing.T) {
+	w := theWorld(t)
+	for _, style := range []string{"idle", "busy"} {
+		t.Run(style, func(t *testing.T) {
+			server := w.rstreamServer(t, w.std.Near.V4, append([]string{"rstream", "-T", "b"}, endless...))
+			args := append([]string{"rstream", "-s", w.std.Near.V4.String()}, endless...)
+			if style == "idle" {
+				args = append(args, "-idle")
+			}
+			client := w.goAt(t, w.std, args...)
+			client.says(map[string]string{"idle": "idle", "busy": "connected"}[style])
+			time.Sleep(2 * time.Second) // into the transfers
+			killed := server.kill()
+			if style == "idle" {
+				// Reading, it sees the end of the stream, as after any program in C that exits.
+				out := client.succeeds()
+				assert.Less(t, time.Since(killed), atOnce)
+				assert.Contains(t, out, "end after")
+				return
+			}
+			assert.Contains(t, []string{"EPIPE", "ECONNRESET"}, ended(t, client.endsSince(t, killed, atOnce)))
+		})
+	}
+}
+
+func TestDeathOfCClient(t *testing.T) {
+	w := theWorld(t)
+	for _, style := range []string{"idle", "busy"} {
+		t.Run(style, func(t *testing.T) {
+			args := append([]string{"rstream", "-b", w.std.Far.V6.String()}, endless...)
+			if style == "idle" {
+				args = append(args, "-idle")
+			}
+			server := w.goAt(t, w.std, args...)
+			server.says("listening on")
+			client := w.c(t, nil, append([]string{"rstream", "-T", "b", "-s", w.std.Far.V6.String()}, endless...)...)
+			server.says(map[string]string{"idle": "idle", "busy": "connected"}[style])
+			time.Sleep(2 * time.Second) // into the transfers
+			if style == "idle" {
+				// The C client has sent what the server has room for; the server does not read the transfers' end.
+				killed := client.kill()
+				out := server.fails() // bytes came where none were expected
+				assert.Less(t, time.Since(killed), atOnce)
+				assert.Contains(t, out, "sent more than the protocol has")
+				return
+			}
+			killed := client.kill()
+			assert.Contains(t, []string{"EOF", "EPIPE", "ECONNRESET"}, ended(t, server.endsSince(t, killed, atOnce)))
+		})
+	}
+}
+
+// The kernel's device asks 8 times for an acknowledgement (its local ACK timeout is 2.1 s) before its program hears of it: 17 s by
+// the specification, and up to four times the timeout is allowed for.
+func TestDeathOfGo(t *testing.T) {
+	const ackTimeout = 2147 * time.Millisecond
+	w := theWorld(t)
+	run := func(t *testing.T, cArgs ...string) {
+		server := w.rstreamServer(t, w.std.Near.V4, append(append([]string{"rstream", "-T", "b"}, endless...), cArgs...))
+		client := w.goAt(t, w.std, append([]string{"rstream", "-s", w.std.Near.V4.String()}, endless...)...)
+		client.says("connected")
+		time.Sleep(2 * time.Second)
+		killed := client.kill()
+		out, _ := server.ends()
+		took := time.Since(killed)
+		t.Logf("rstream in C: ended %.1f s after Go\n%s", took.Seconds(), out)
+		assert.Less(t, took, 4*8*ackTimeout)
+		assert.Regexp(t, `rrecv|rsend`, out)
+	}
+	// The C server is reading when Go dies: nothing is in flight, and without keep-alive it would wait for ever.
+	t.Run("keep-alive", func(t *testing.T) { run(t, "-k", "1") })
+	// The next client is served as if nothing had been.
+	t.Run("and the port is free", func(t *testing.T) { rstreamRun{size: 1000, count: 10, iters: 2, verify: true}.blocking().run(t, true) })
+}
+
+func (r rstreamRun) blocking() rstreamRun {
+	r.c = append(r.c, "-T", "b")
+	return r
+}
