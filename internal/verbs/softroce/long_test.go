@@ -28,16 +28,19 @@ func TestTwoGigabytes(t *testing.T) {
 					require.NoError(t, arena.Close())
 				})
 				sge := verbs.SGE{Addr: m.Addr(), Length: half, LKey: m.LKey()}
-				q.rc.rnrUntil = 1 // nothing is sent yet
 				wr := p.end.write(1, 0, 1)
 				wr.Op, wr.SGL = op, []verbs.SGE{sge, sge}
-				p.end.send(wr, p.end.write(2, 0, 1))
+				w := q.dev.begin()
 				q.mu.Lock()
-				q.rc.rnrUntil = 0
+				for _, wr := range []verbs.SendWR{wr, p.end.write(2, 0, 1)} {
+					_, err := q.postSend(w, &wr)
+					require.NoError(t, err)
+				}
 				at := wire.PSNAdd(endPSN, skip)
 				q.rc.una, q.rc.nxt, q.rc.max, q.rc.paid, q.rc.seen = at, at, at, at, at
 				q.rc.curPacket = skip
 				q.mu.Unlock()
+				w.end(false)
 				data := pattern(1, left*mtu)
 				tail := arena.Bytes()[half-left*mtu:]
 				if op == verbs.OpWrite {
@@ -46,13 +49,13 @@ func TestTwoGigabytes(t *testing.T) {
 				p.end.send(p.end.write(3, 0, 1))
 				got := p.take()
 				if op == verbs.OpWrite {
-					require.Len(t, got, left+2)
+					require.Equal(t, left+2, len(got)) //nolint:testifylint // they are long
 					require.Equal(t, wire.RCWriteMiddle, got[0].Opcode)
 					require.Equal(t, wire.RCWriteLast, got[left-1].Opcode)
 					require.True(t, bytes.Equal(data[mtu:2*mtu], got[1].Payload))
 					p.send(ack(at + left - 1))
 				} else {
-					require.Len(t, got, 3)
+					require.Equal(t, 3, len(got)) //nolint:testifylint // they are long
 					require.Equal(t, wire.RETH{VA: wr.RemoteAddr + 2*half - left*mtu, RKey: wr.RKey, Length: left * mtu}, got[0].RETH)
 					p.send(reply(at, mtu, data)...)
 					require.True(t, bytes.Equal(data, tail))
