@@ -205,22 +205,20 @@ func lossPair(t *testing.T, seed uint64, o simnet.Options) (n *simnet.Network, x
 	id, err := ps[0].Resolve(ctx, &verbs.CMIDAttr{PortSpace: verbs.PSTCP, Remote: l.Addr()})
 	require.NoError(t, err)
 	x = newLossEnd(t, id)
-	accepted := make(chan *lossEnd, 1)
+	replied := make(chan *verbs.ConnParam, 1)
 	go func() {
-		id, err := l.GetRequest(ctx)
-		if !assert.NoError(t, err) {
-			close(accepted)
-			return
-		}
-		e := newLossEnd(t, id)
-		e.meet(id.Request().PrivateData)
-		e.c.Start()
-		assert.NoError(t, e.c.Accept(&verbs.ConnParam{RNRRetryCount: 7, PrivateData: e.private()}))
-		accepted <- e
+		rep, err := x.c.Connect(ctx, &verbs.ConnParam{RetryCount: 7, RNRRetryCount: 7, PrivateData: x.private()})
+		assert.NoError(t, err)
+		replied <- rep
 	}()
-	rep, err := x.c.Connect(ctx, &verbs.ConnParam{RetryCount: 7, RNRRetryCount: 7, PrivateData: x.private()})
+	request, err := l.GetRequest(ctx)
 	require.NoError(t, err)
-	y = <-accepted
+	y = newLossEnd(t, request)
+	y.meet(request.Request().PrivateData)
+	y.c.Start()
+	require.NoError(t, y.c.Accept(&verbs.ConnParam{RNRRetryCount: 7, PrivateData: y.private()}))
+	rep := <-replied
+	require.NotNil(t, rep)
 	x.meet(rep.PrivateData)
 	x.c.Start()
 	return n, x, y, func() {
