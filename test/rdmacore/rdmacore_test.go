@@ -84,7 +84,7 @@ func TestRDMANet(t *testing.T) {
 }
 
 // rdmanetTests are those that take their addresses from the environment and do not look behind the provider.
-const rdmanetTests = "^(TestConn|TestConnIPv6)$"
+const rdmanetTests = "^(TestConn|TestConnIPv6|TestHTTP|TestStreamBasics|TestCloseDeliversWhatWasWritten|TestCloseInterrupts|TestCloseWrite|TestDeadline)$"
 
 // run runs a program in the guest.
 func run(t *testing.T, g *vm.Guest, args ...string) string {

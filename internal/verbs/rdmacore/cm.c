@@ -87,6 +87,15 @@ rdmacore_ref rdmacore_create_ec(void)
 
 void rdmacore_destroy_ec(rdmacore_ec *ec) { rdma_destroy_event_channel(EC(ec)); }
 
+/* librdmacm has a device open as long as its list of devices, which this brings up to date, has it. */
+void rdmacore_forget(void)
+{
+	struct ibv_context **list = rdma_get_devices(NULL);
+
+	if (list)
+		rdma_free_devices(list);
+}
+
 static int kind(enum rdma_cm_event_type t)
 {
 	switch (t) {
@@ -341,6 +350,18 @@ int rdmacore_qp_init_state(rdmacore_id *id, rdmacore_qp *qp, int atomics)
 		a.qp_access_flags |= IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
 				     (atomics ? IBV_ACCESS_REMOTE_ATOMIC : 0);
 	return modify((struct ibv_qp *)qp, &a, mask);
+}
+
+int rdmacore_qp_init_alone(rdmacore_qp *qp, int port, int atomics)
+{
+	struct ibv_qp_attr a;
+
+	memset(&a, 0, sizeof a);
+	a.qp_state = IBV_QPS_INIT;
+	a.port_num = port;
+	a.qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | (atomics ? IBV_ACCESS_REMOTE_ATOMIC : 0);
+	errno = 0;
+	return modify((struct ibv_qp *)qp, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
 }
 
 int rdmacore_qp_connect(rdmacore_id *id, rdmacore_qp *qp, rdmacore_connect_attr *c)

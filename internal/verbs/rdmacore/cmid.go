@@ -95,7 +95,7 @@ func (c *cmid) CreateQP(domain verbs.PD, attr *verbs.QPInitAttr) (verbs.QP, erro
 	}
 	if err := q.init(c.h); err != nil {
 		_ = q.Close() // the first error says more
-		return nil, c.failure("queue pair to", c.gaveUp(err))
+		return nil, c.failure("queue pair to", err)
 	}
 	c.q = q
 	return q, nil
@@ -335,6 +335,10 @@ func (c *cmid) onCM(ev *cmEvent) {
 	case cmDisconnected:
 		c.ended(nil)
 	case cmRemoval:
+		// The device itself need not say so: rdma_rxe's removal waits, silently, until nobody has it open.
+		if c.dev != nil {
+			c.dev.lost()
+		}
 		c.stepped(ev)
 		c.events.post(verbs.Event{Type: verbs.EventDeviceRemoval, Err: c.failure("connection to", syscall.ENODEV)})
 		c.mu.Lock()

@@ -283,6 +283,8 @@ typedef struct {
 
 rdmacore_ref rdmacore_create_ec(void);
 void rdmacore_destroy_ec(rdmacore_ec *);
+/* Lets librdmacm close devices that are gone. It keeps the last one there was. */
+void rdmacore_forget(void);
 int rdmacore_next_event(rdmacore_ec *, rdmacore_event *);
 
 rdmacore_ref rdmacore_create_id(rdmacore_ec *, int space, uint64_t token);
@@ -304,6 +306,8 @@ int rdmacore_comm_est(rdmacore_id *);
 
 /* Moves a queue pair to INIT, as the identifier's address wants it. */
 int rdmacore_qp_init_state(rdmacore_id *, rdmacore_qp *, int atomics);
+/* The same for a queue pair that will never be connected. */
+int rdmacore_qp_init_alone(rdmacore_qp *, int port, int atomics);
 
 typedef struct {
 	int32_t min_rnr_timer;

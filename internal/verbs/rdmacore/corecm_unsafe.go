@@ -50,6 +50,9 @@ func coreCreateEC() (ec *coreEC, fd int, err error) {
 
 func coreDestroyEC(ec *coreEC) { C.rdmacore_destroy_ec(ec) }
 
+// coreForget lets librdmacm close devices that are gone.
+func coreForget() { C.rdmacore_forget() }
+
 // eventBuffer is where C puts an event.
 type eventBuffer struct{ e C.rdmacore_event }
 
@@ -180,6 +183,10 @@ func coreCommEst(id *coreID) error    { return errnoOf(C.rdmacore_comm_est(id)) 
 
 func coreQPInit(id *coreID, qp *coreQP, atomics bool) error {
 	return errnoOf(C.rdmacore_qp_init_state(id, qp, C.int(cBool(atomics))))
+}
+
+func coreQPInitAlone(qp *coreQP, port int, atomics bool) error {
+	return errnoOf(C.rdmacore_qp_init_alone(qp, C.int(port), C.int(cBool(atomics))))
 }
 
 // coreQPConnect takes a queue pair to RTS. Negative depths leave what the messages say. It returns

@@ -177,6 +177,9 @@ func (d *device) shutdown() {
 		s.close()
 	}
 	_ = coreClose(d.ctx) // nobody is left to tell
+	if d.gone.Load() {
+		coreForget()
+	}
 }
 
 // Close implements [verbs.Device].

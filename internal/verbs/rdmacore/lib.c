@@ -63,6 +63,7 @@ int rdmacore_headers(void)
 
 #define CMA(X)                                                                                       \
 	X(NULL, 1, struct rdma_event_channel *, rdma_create_event_channel, (void), ())               \
+	X(NULL, 1, struct ibv_context **, rdma_get_devices, (int *a), (a))                           \
 	X(NULL, 1, int, rdma_create_id, (struct rdma_event_channel *a, struct rdma_cm_id **b, void *c, enum rdma_port_space d), (a, b, c, d)) \
 	X(NULL, 1, int, rdma_destroy_id, (struct rdma_cm_id *a), (a))                                \
 	X(NULL, 1, int, rdma_migrate_id, (struct rdma_cm_id *a, struct rdma_event_channel *b), (a, b)) \
@@ -82,7 +83,9 @@ int rdmacore_headers(void)
 	X(NULL, 1, int, rdma_init_qp_attr, (struct rdma_cm_id *a, struct ibv_qp_attr *b, int *c), (a, b, c)) \
 	X(NULL, 1, __be16, rdma_get_src_port, (struct rdma_cm_id *a), (a))                           \
 	X(NULL, 1, __be16, rdma_get_dst_port, (struct rdma_cm_id *a), (a))
-#define CMA_VOID(X) X(NULL, 1, rdma_destroy_event_channel, (struct rdma_event_channel * a), (a))
+#define CMA_VOID(X)                                                                            \
+	X(NULL, 1, rdma_destroy_event_channel, (struct rdma_event_channel * a), (a))           \
+	X(NULL, 1, rdma_free_devices, (struct ibv_context * *a), (a))
 
 #define POINTER(version, must, result, name, params, args) result(*name) params;
 #define POINTER_VOID(version, must, name, params, args) void(*name) params;

@@ -39,6 +39,7 @@ rdmacore_ref rdmacore_create_ah(rdmacore_pd *a, const rdmacore_ah_attr *b) { ret
 int rdmacore_destroy_ah(rdmacore_ah *a) { return -ENOSYS; }
 rdmacore_ref rdmacore_create_ec(void) { return none; }
 void rdmacore_destroy_ec(rdmacore_ec *a) {}
+void rdmacore_forget(void) {}
 int rdmacore_next_event(rdmacore_ec *a, rdmacore_event *b) { return -ENOSYS; }
 rdmacore_ref rdmacore_create_id(rdmacore_ec *a, int b, uint64_t c) { return none; }
 int rdmacore_destroy_id(rdmacore_id *a) { return -ENOSYS; }
@@ -57,6 +58,7 @@ int rdmacore_reject(rdmacore_id *a, const uint8_t *b, int c) { return -ENOSYS; }
 int rdmacore_disconnect(rdmacore_id *a) { return -ENOSYS; }
 int rdmacore_comm_est(rdmacore_id *a) { return -ENOSYS; }
 int rdmacore_qp_init_state(rdmacore_id *a, rdmacore_qp *b, int c) { return -ENOSYS; }
+int rdmacore_qp_init_alone(rdmacore_qp *a, int b, int c) { return -ENOSYS; }
 int rdmacore_qp_connect(rdmacore_id *a, rdmacore_qp *b, rdmacore_connect_attr *c) { return -ENOSYS; }
 
 #endif

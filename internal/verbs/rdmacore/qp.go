@@ -191,11 +191,17 @@ func (q *qp) Cap() verbs.QPCap {
 // Stats implements [verbs.QP]. Devices do not count by queue pair.
 func (q *qp) Stats() verbs.QPStats { return verbs.QPStats{} }
 
-// init moves the queue pair to INIT, where receives may be posted.
+// init moves the queue pair to INIT, where receives may be posted. The kernel does not say how of a request
+// whose peer has given up; that is for Accept to tell.
 func (q *qp) init(id *coreID) error {
 	q.lock()
 	defer q.unlock()
-	return coreQPInit(id, q.h, q.dev.attr.atomics)
+	err := coreQPInit(id, q.h, q.dev.attr.atomics)
+	if errors.Is(err, syscall.EINVAL) {
+		_, port, _, _ := coreInfo(id)
+		err = coreQPInitAlone(q.h, port, q.dev.attr.atomics)
+	}
+	return err
 }
 
 // connect moves the queue pair to RTS, as the identifier's messages say.
