@@ -188,10 +188,10 @@ func (e *lossEnd) close() {
 	require.NoError(e.t, e.c.Release())
 }
 
-// lossPair connects two ends across a network, whose addresses are in addrs.
-func lossPair(t *testing.T, seed uint64, o simnet.Options) (n *simnet.Network, x, y *lossEnd, end func()) {
+// lossPair connects two ends across a network. The last of its results is called when both are closed, and sees that nothing is left.
+func lossPair(t *testing.T, seed uint64, o simnet.Options) (*simnet.Network, *lossEnd, *lossEnd, func()) {
 	seed = simnet.Seed(t, seed)
-	n = simnet.New(seed, o)
+	n := simnet.New(seed, o)
 	var ps [2]*softroce.Provider
 	for i, a := range lossAddrs {
 		first := 1<<24 - 1 - uint32(seed)%40 // crosses 2^24 soon
@@ -204,7 +204,7 @@ func lossPair(t *testing.T, seed uint64, o simnet.Options) (n *simnet.Network, x
 	require.NoError(t, err)
 	id, err := ps[0].Resolve(ctx, &verbs.CMIDAttr{PortSpace: verbs.PSTCP, Remote: l.Addr()})
 	require.NoError(t, err)
-	x = newLossEnd(t, id)
+	x := newLossEnd(t, id)
 	replied := make(chan *verbs.ConnParam, 1)
 	go func() {
 		rep, err := x.c.Connect(ctx, &verbs.ConnParam{RetryCount: 7, RNRRetryCount: 7, PrivateData: x.private()})
@@ -213,7 +213,7 @@ func lossPair(t *testing.T, seed uint64, o simnet.Options) (n *simnet.Network, x
 	}()
 	request, err := l.GetRequest(ctx)
 	require.NoError(t, err)
-	y = newLossEnd(t, request)
+	y := newLossEnd(t, request)
 	y.meet(request.Request().PrivateData)
 	y.c.Start()
 	require.NoError(t, y.c.Accept(&verbs.ConnParam{RNRRetryCount: 7, PrivateData: y.private()}))
