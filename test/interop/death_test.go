@@ -77,11 +77,10 @@ func TestDeathOfCClient(t *testing.T) {
 			server.says(map[string]string{"idle": "idle", "busy": "connected"}[style])
 			time.Sleep(2 * time.Second) // into the transfers
 			if style == "idle" {
-				// The C client has sent what the server has room for; the server does not read the transfers' end.
 				killed := client.kill()
-				out := server.fails() // bytes came where none were expected
+				out := server.succeeds()
 				assert.Less(t, time.Since(killed), atOnce)
-				assert.Contains(t, out, "sent more than the protocol has")
+				assert.Contains(t, out, "end after")
 				return
 			}
 			killed := client.kill()
@@ -90,30 +89,37 @@ func TestDeathOfCClient(t *testing.T) {
 	}
 }
 
-// The kernel's device asks 8 times for an acknowledgement (its local ACK timeout is 2.1 s) before its program hears of it: 17 s by
-// the specification, and up to four times the timeout is allowed for.
+// A Go program that is killed leaves no trace at the C end: its device is gone, and Soft-RoCE takes the retry count 7, which
+// rsockets sets, for infinity (README.md). What must work is everything afterwards, at once: a Go server
+// on the same port, and a Go client from the same address.
 func TestDeathOfGo(t *testing.T) {
-	const ackTimeout = 2147 * time.Millisecond
 	w := theWorld(t)
-	run := func(t *testing.T, cArgs ...string) {
-		server := w.rstreamServer(t, w.std.Near.V4, append(append([]string{"rstream", "-T", "b"}, endless...), cArgs...))
+	again := rstreamRun{size: 1000, count: 10, iters: 2, verify: true, c: []string{"-T", "b"}}
+	t.Run("client", func(t *testing.T) {
+		server := w.rstreamServer(t, w.std.Near.V4, append([]string{"rstream", "-T", "b"}, endless...))
 		client := w.goAt(t, w.std, append([]string{"rstream", "-s", w.std.Near.V4.String()}, endless...)...)
 		client.says("connected")
-		time.Sleep(2 * time.Second)
-		killed := client.kill()
-		out, _ := server.ends()
-		took := time.Since(killed)
-		t.Logf("rstream in C: ended %.1f s after Go\n%s", took.Seconds(), out)
-		assert.Less(t, took, 4*8*ackTimeout)
-		assert.Regexp(t, `rrecv|rsend`, out)
-	}
-	// The C server is reading when Go dies: nothing is in flight, and without keep-alive it would wait for ever.
-	t.Run("keep-alive", func(t *testing.T) { run(t, "-k", "1") })
-	// The next client is served as if nothing had been.
-	t.Run("and the port is free", func(t *testing.T) { rstreamRun{size: 1000, count: 10, iters: 2, verify: true}.blocking().run(t, true) })
-}
-
-func (r rstreamRun) blocking() rstreamRun {
-	r.c = append(r.c, "-T", "b")
-	return r
+		time.Sleep(2 * time.Second) // into the transfers
+		client.kill()
+		select {
+		case <-server.done: // fine as well
+		case <-time.After(2 * time.Second):
+			server.kill()
+		}
+		again.run(t, true)
+	})
+	t.Run("server", func(t *testing.T) {
+		server := w.goAt(t, w.std, append([]string{"rstream", "-b", w.std.Far.V4.String()}, endless...)...)
+		server.says("listening on")
+		client := w.c(t, nil, append([]string{"rstream", "-T", "b", "-s", w.std.Far.V4.String()}, endless...)...)
+		server.says("connected")
+		time.Sleep(2 * time.Second) // into the transfers
+		server.kill()
+		again.run(t, false) // while the other C client still tries
+		select {
+		case <-client.done: // fine as well
+		default:
+			client.kill()
+		}
+	})
 }

@@ -53,7 +53,7 @@ func run(args []string) error {
 	fs.IntVar(&o.count, "C", 1000, "transfers one way before the direction turns")
 	fs.IntVar(&o.iters, "I", 1, "turns there and back")
 	fs.BoolVar(&o.verify, "v", false, "both ends verify (the C program's -T v)")
-	fs.BoolVar(&o.idle, "idle", false, "after the hello neither send nor expect anything, but wait for the end")
+	fs.BoolVar(&o.idle, "idle", false, "wait for the end while the peer waits: as a client behind the hello, as a server before its half of it")
 	fs.StringVar(&o.style, "style", "whole", "how transfers are read and written: whole, pieces or vector")
 	fs.StringVar(&o.end, "end", "wait", "how it ends: wait for the peer's end, half (close for writing, then wait) or close at once")
 	fs.Uint64Var(&o.seed, "seed", 1, "seed of the pieces and of the bytes")

@@ -105,6 +105,10 @@ func (s *session) test(c *rdmanet.Conn, t test) error {
 	if err := s.turn(c, helloSize, 1, client); err != nil {
 		return fmt.Errorf("hello: %w", err)
 	}
+	if s.o.idle && !client {
+		fmt.Println("idle")
+		return nil
+	}
 	if err := s.turn(c, helloSize, 1, !client); err != nil {
 		return fmt.Errorf("hello: %w", err)
 	}
