@@ -68,18 +68,7 @@ type Guest struct {
 
 // Start boots a guest, which lives until Close or until its kernel ends. ctx bounds the boot only.
 func Start(ctx context.Context, cfg Config) (*Guest, error) {
-	if err := Require(ctx, Needed...); err != nil {
-		return nil, err
-	}
-	k, err := getKernel(ctx)
-	if err != nil {
-		return nil, err
-	}
-	modules := cfg.Modules
-	if !cfg.NoRDMA {
-		modules = append(append([]string(nil), RDMAModules...), modules...)
-	}
-	initramfs, err := getInitramfs(ctx, k, modules)
+	k, initramfs, err := prepare(ctx, &cfg)
 	if err != nil {
 		return nil, err
 	}
@@ -100,6 +89,28 @@ func Start(ctx context.Context, cfg Config) (*Guest, error) {
 		return nil, err
 	}
 	return g, nil
+}
+
+// Check fetches and builds what guests need, without starting one. An [*UnavailableError] says why this machine
+// cannot run any.
+func Check(ctx context.Context) error {
+	_, _, err := prepare(ctx, new(Config))
+	return err
+}
+
+func prepare(ctx context.Context, cfg *Config) (k *kernel, initramfs string, err error) {
+	if err := Require(ctx, Needed...); err != nil {
+		return nil, "", err
+	}
+	if k, err = getKernel(ctx); err != nil {
+		return nil, "", err
+	}
+	modules := cfg.Modules
+	if !cfg.NoRDMA {
+		modules = append(append([]string(nil), RDMAModules...), modules...)
+	}
+	initramfs, err = getInitramfs(ctx, k, modules)
+	return k, initramfs, err
 }
 
 func (c *Config) defaults() {

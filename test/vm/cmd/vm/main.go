@@ -31,12 +31,13 @@ func run() int {
 	netns := flag.String("netns", "", "network namespace of the guest to run in")
 	share := flag.String("share", "", "directory to use as /run/share, instead of a temporary one")
 	mtu := flag.Int("mtu", 1500, "of the interfaces that -rxe makes")
+	check := flag.Bool("check", false, "only see to it that this machine can run guests, and say why if it cannot")
 	flag.Usage = func() {
 		fmt.Fprintln(flag.CommandLine.Output(), "usage: vm [flags] -- program [arguments]")
 		flag.PrintDefaults()
 	}
 	flag.Parse()
-	if flag.NArg() == 0 {
+	if flag.NArg() == 0 && !*check {
 		flag.Usage()
 		return 2
 	}
@@ -45,6 +46,13 @@ func run() int {
 	ctx, cancel = context.WithTimeoutCause(ctx, *limit, fmt.Errorf("not done after %v", *limit))
 	defer cancel()
 
+	if *check {
+		if err := vm.Check(ctx); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 125
+		}
+		return 0
+	}
 	cfg := vm.Config{MemoryMB: *memory}
 	if *share != "" {
 		var err error
