@@ -108,7 +108,7 @@ func errnoOf(rc C.int) error {
 
 func made[T any](r C.rdmacore_ref) (*T, error) {
 	if r.p == nil {
-		return nil, errnoOf(C.int(r.err))
+		return nil, errnoOf(r.err)
 	}
 	return (*T)(r.p), nil
 }
@@ -255,7 +255,7 @@ func coreDeallocPD(pd *corePD) error            { return errnoOf(C.rdmacore_deal
 // coreRegMR registers memory that is not Go's.
 func coreRegMR(pd *corePD, mem []byte, access verbs.Access) (mr *coreMR, lkey, rkey uint32, err error) {
 	r := C.rdmacore_reg_mr(pd, unsafe.Pointer(unsafe.SliceData(mem)), C.size_t(len(mem)), C.uint32_t(access))
-	return r.mr, uint32(r.lkey), uint32(r.rkey), errnoOf(C.int(r.err))
+	return r.mr, uint32(r.lkey), uint32(r.rkey), errnoOf(r.err)
 }
 
 func coreDeregMR(mr *coreMR) error { return errnoOf(C.rdmacore_dereg_mr(mr)) }
@@ -290,7 +290,7 @@ func coreArm(cq *coreCQ) error       { return errnoOf(C.rdmacore_arm(cq)) }
 
 // corePoll fills wc, whose layout C knows. ud tells that queue pairs for datagrams use the queue.
 func corePoll(cq *coreCQ, wc []verbs.WC, ud bool) (int, error) {
-	rc := C.rdmacore_poll(cq, (*C.rdmacore_wc)(unsafe.Pointer(unsafe.SliceData(wc))), C.int(len(wc)), C.int(cBool(ud)))
+	rc := C.rdmacore_poll(cq, (*C.rdmacore_wc)(unsafe.Pointer(unsafe.SliceData(wc))), C.int(len(wc)), cBool(ud))
 	if rc < 0 {
 		return 0, errnoOf(rc)
 	}
@@ -317,14 +317,14 @@ func coreCreateQP(pd *corePD, q *qpInit) (*coreQP, error) {
 	in.send_sge, in.recv_sge, in.inline_len = C.int32_t(q.sendSGE), C.int32_t(q.recvSGE), C.int32_t(q.inlineBytes)
 	qp := C.rdmacore_create_qp(pd, in)
 	if qp == nil {
-		return nil, errnoOf(C.int(in.err))
+		return nil, errnoOf(in.err)
 	}
 	q.sendWR, q.recvWR, q.sendSGE, q.recvSGE = int(in.send_wr), int(in.recv_wr), int(in.send_sge), int(in.recv_sge)
 	q.inlineBytes, q.num = int(in.inline_len), uint32(in.qpn)
 	return qp, nil
 }
 
-func cBool(b bool) C.int32_t {
+func cBool(b bool) C.int {
 	if b {
 		return 1
 	}
@@ -375,17 +375,17 @@ func (b *batch) addRecv(n int, id uint64, wr *verbs.RecvWR) {
 // postSend posts the first n requests. It returns how many were taken, and why the next one was not.
 func (b *batch) postSend(qp *coreQP, n int) (int, error) {
 	done := C.rdmacore_post_send(qp, &b.send[0], C.int(n), &b.sge[0], (*C.uint8_t)(&b.data[0]), &b.err)
-	return int(done), errnoOf(C.int(-b.err))
+	return int(done), errnoOf(-b.err)
 }
 
 func (b *batch) postRecv(qp *coreQP, n int) (int, error) {
 	done := C.rdmacore_post_recv(qp, &b.recv[0], C.int(n), &b.sge[0], &b.err)
-	return int(done), errnoOf(C.int(-b.err))
+	return int(done), errnoOf(-b.err)
 }
 
 func (b *batch) postSRQ(srq *coreSRQ, n int) (int, error) {
 	done := C.rdmacore_post_srq(srq, &b.recv[0], C.int(n), &b.sge[0], &b.err)
-	return int(done), errnoOf(C.int(-b.err))
+	return int(done), errnoOf(-b.err)
 }
 
 func coreCreateSRQ(pd *corePD, wr, sge int, token uint64) (*coreSRQ, error) {

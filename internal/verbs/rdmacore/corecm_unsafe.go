@@ -10,6 +10,7 @@ import "C"
 import (
 	"net"
 	"net/netip"
+	"slices"
 	"strconv"
 	"unsafe"
 
@@ -68,7 +69,7 @@ func (b *eventBuffer) next(ec *coreEC) (cmEvent, error) {
 	switch ev.kind {
 	case cmRequest, cmResponse, cmRejected:
 		ev.param = verbs.ConnParam{
-			PrivateData:        C.GoBytes(unsafe.Pointer(&e.private_data), C.int(e.private_len)),
+			PrivateData:        slices.Clone(unsafe.Slice((*byte)(unsafe.Pointer(&e.private_data)), e.private_len)),
 			ResponderResources: uint8(e.responder_resources), InitiatorDepth: uint8(e.initiator_depth),
 			FlowControl: e.flow_control != 0, RetryCount: uint8(e.retry_count), RNRRetryCount: uint8(e.rnr_retry_count),
 		}
@@ -89,7 +90,7 @@ func coreMoveID(id *coreID, ec *coreEC, token uint64) error {
 func coreSetTOS(id *coreID, tos uint8) error { return errnoOf(C.rdmacore_set_tos(id, C.int(tos))) }
 
 func coreSetAFOnly(id *coreID, on bool) error {
-	return errnoOf(C.rdmacore_set_afonly(id, C.int(cBool(on))))
+	return errnoOf(C.rdmacore_set_afonly(id, cBool(on)))
 }
 
 // toAddr turns an address into C's; the zero one is none.
@@ -182,11 +183,11 @@ func coreDisconnect(id *coreID) error { return errnoOf(C.rdmacore_disconnect(id)
 func coreCommEst(id *coreID) error    { return errnoOf(C.rdmacore_comm_est(id)) }
 
 func coreQPInit(id *coreID, qp *coreQP, atomics bool) error {
-	return errnoOf(C.rdmacore_qp_init_state(id, qp, C.int(cBool(atomics))))
+	return errnoOf(C.rdmacore_qp_init_state(id, qp, cBool(atomics)))
 }
 
 func coreQPInitAlone(qp *coreQP, port int, atomics bool) error {
-	return errnoOf(C.rdmacore_qp_init_alone(qp, C.int(port), C.int(cBool(atomics))))
+	return errnoOf(C.rdmacore_qp_init_alone(qp, C.int(port), cBool(atomics)))
 }
 
 // coreQPConnect takes a queue pair to RTS. Negative depths leave what the messages say. It returns

@@ -141,9 +141,6 @@ func (c *core) openDevice(name string) (*device, error) {
 	return d, nil
 }
 
-// retain holds the device. The caller already holds it, directly or not.
-func (d *device) retain() { d.refs.Add(1) }
-
 // tryRetain holds the device unless it is closed.
 func (d *device) tryRetain() bool {
 	for {

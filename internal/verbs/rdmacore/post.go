@@ -40,9 +40,9 @@ func (q *qp) PostSend(wrs []verbs.SendWR) (n int, err error) {
 func (q *qp) postSend(b *batch, wrs []verbs.SendWR) (n int, err error) {
 	for n < len(wrs) {
 		k, bad := q.fill(b, wrs[n:])
-		done := 0
 		if k > 0 {
 			order.Release()
+			var done int
 			done, err = b.postSend(q.h, k)
 			q.sq.back(k - done)
 			n += done
@@ -179,9 +179,9 @@ func (q *qp) postRecv(b *batch, wrs []verbs.RecvWR) (n int, err error) {
 	for n < len(wrs) {
 		room := q.rq.room()
 		k, bad := b.fillRecv(wrs[n:], room, q.caps.MaxRecvSGE, q.rq.put)
-		done := 0
 		if k > 0 {
 			order.Release()
+			var done int
 			done, err = b.postRecv(q.h, k)
 			q.rq.back(k - done)
 			n += done

@@ -64,11 +64,11 @@ func (c *core) resolve(ctx context.Context, attr *verbs.CMIDAttr) (*cmid, error)
 	}
 	if !from.Addr().IsValid() || from.Addr().IsUnspecified() {
 		// Of the family of the peer's, or none if only a port was to be chosen.
-		any := netip.IPv6Unspecified()
+		wild := netip.IPv6Unspecified()
 		if to.Is4() {
-			any = netip.IPv4Unspecified()
+			wild = netip.IPv4Unspecified()
 		}
-		if from = netip.AddrPortFrom(any, from.Port()); from.Port() == 0 {
+		if from = netip.AddrPortFrom(wild, from.Port()); from.Port() == 0 {
 			from = netip.AddrPort{}
 		}
 	} else {

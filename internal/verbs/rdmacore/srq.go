@@ -90,9 +90,9 @@ func (s *srq) PostRecv(wrs []verbs.RecvWR) (n int, err error) {
 	for n < len(wrs) {
 		room := len(s.avail)
 		k, bad := b.fillRecv(wrs[n:], room, s.maxSGE, s.put)
-		done := 0
 		if k > 0 {
 			order.Release()
+			var done int
 			done, err = b.postSRQ(s.h, k)
 			s.avail = s.avail[:room-done]
 			n += done
