@@ -74,6 +74,31 @@ func TestChecked(t *testing.T) {
 	})
 }
 
+// TestDevice has what streams on rxe0 must stand: many idle connections, signals, bulk.
+func TestDevice(t *testing.T) {
+	g, p := vmtest.SharedPeer(t)
+	prog, err := g.BuildTest(t.Context(), guestPkg, "-tags=guest")
+	require.NoError(t, err)
+	runTests(t, g, 10*time.Minute, nil, prog, "-addr="+p.Near.V4.String(), "-device="+p.Near.RDMA,
+		"-test.run=^(TestSRQ|TestIdle|TestSignals|TestBulk|TestLatency)$")
+}
+
+// TestRemoval takes the device away, in a guest of its own.
+func TestRemoval(t *testing.T) {
+	g := vmtest.Start(t, vm.Config{})
+	p, err := g.AddPeer(t.Context(), "peer", 1500)
+	require.NoError(t, err)
+	prog, err := g.BuildTest(t.Context(), guestPkg, "-tags=guest")
+	require.NoError(t, err)
+	runTests(t, g, 3*time.Minute, nil, prog, "-addr="+p.Near.V4.String(), "-device="+p.Near.RDMA, "-test.run=^TestRemoval$")
+	// With the process the last user is gone, so the device may come back, and serves.
+	require.Eventually(t, func() bool { return !strings.Contains(run(t, g, "rdma", "link"), p.Near.RDMA) }, time.Minute, time.Second)
+	require.NoError(t, g.AddRXE(t.Context(), p.Near.RDMA, p.Near.Interface))
+	devices, err := g.Build(t.Context(), devicesPkg)
+	require.NoError(t, err)
+	require.Contains(t, run(t, g, devices, "-addr", p.Near.V4.String()), "resolve: <nil>")
+}
+
 // TestRDMANet runs package rdmanet's tests of connections on rxe0.
 func TestRDMANet(t *testing.T) {
 	g, p := vmtest.SharedPeer(t)
