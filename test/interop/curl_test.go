@@ -27,11 +27,11 @@ func TestCurl(t *testing.T) {
 	w := theWorld(t)
 	w.goAt(t, w.std, "httpd", "-addr", ":8080").says("listening on")
 	w.goAt(t, w.std, "httpd", "-addr", ":8443", "-tls", "/tmp/interop/ca.pem").says("listening on")
-	for _, scheme := range []string{"http", "https"} {
-		for _, addr := range []netip.Addr{w.std.Far.V4, w.std.Far.V6} {
-			base := fmt.Sprintf("%s://%s", scheme, netip.AddrPortFrom(addr, map[string]uint16{"http": 8080, "https": 8443}[scheme]))
-			t.Run(base, func(t *testing.T) { w.curlAll(t, base, scheme == "https") })
-		}
+	for _, base := range []string{
+		fmt.Sprintf("http://%v", netip.AddrPortFrom(w.std.Far.V4, 8080)),
+		fmt.Sprintf("https://%v", netip.AddrPortFrom(w.std.Far.V6, 8443)),
+	} {
+		t.Run(base, func(t *testing.T) { w.curlAll(t, base, strings.HasPrefix(base, "https")) })
 	}
 }
 
@@ -61,7 +61,7 @@ func (w *world) curlAll(t *testing.T, base string, tls bool) {
 		}
 	})
 	t.Run("upload", func(t *testing.T) {
-		for _, n := range []int64{1, 70000, 3_000_000} {
+		for _, n := range []int64{1, 70000, 1_000_000} {
 			path, sum := w.file(t, n)
 			got := w.curl(t, "-T", path, base+"/sum")
 			assert.Equal(t, fmt.Sprintf("PUT %d %s", n, sum), got[0])
