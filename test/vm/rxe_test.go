@@ -32,27 +32,33 @@ func TestWireToPeer(t *testing.T) {
 	}
 }
 
-// both runs a server and then a client until both have ended well.
-func both(t *testing.T, server, client *vm.Cmd) {
+// both runs a server and, once it listens on the port, a client, until both have ended well.
+func both(ctx context.Context, t *testing.T, g *vm.Guest, port int, server, client *vm.Cmd) {
 	t.Helper()
 	var serverOut, clientOut bytes.Buffer
 	server.Stdout, server.Stderr = &serverOut, &serverOut
 	client.Stdout, client.Stderr = &clientOut, &clientOut
 	require.NoError(t, server.Start())
-	// The C programs do not tell when they listen, and do not try again.
-	time.Sleep(time.Second)
-	clientErr := client.Run()
+	clientErr := g.WaitListen(ctx, port)
+	if clientErr == nil {
+		clientErr = client.Run()
+	}
+	if clientErr != nil {
+		_ = server.Kill() // it would wait
+	}
 	serverErr := server.Wait()
 	require.NoError(t, clientErr, "server: %s\nclient: %s", &serverOut, &clientOut)
 	require.NoError(t, serverErr, "server: %s\nclient: %s", &serverOut, &clientOut)
 }
+
+const rpingPort = 7174 // rping's own choice
 
 func TestRping(t *testing.T) {
 	g, p := vmtest.SharedPeer(t)
 	for _, a := range []fmt.Stringer{p.Near.V4, p.Near.V6} {
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 		defer cancel()
-		both(t, g.Command(ctx, "rping", "-s", "-a", a.String(), "-C3", "-V"),
+		both(ctx, t, g, rpingPort, g.Command(ctx, "rping", "-s", "-a", a.String(), "-C3", "-V"),
 			g.Command(ctx, "rping", "-c", "-a", a.String(), "-C3", "-V"))
 	}
 }
@@ -64,7 +70,7 @@ func TestRstream(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 		defer cancel()
 		args := []string{"-p", strconv.Itoa(7471 + i), "-S", "1000", "-I", "5", "-C", "5", "-T", "b"}
-		both(t, g.Command(ctx, "rstream", append(args, "-b", a.String())...),
+		both(ctx, t, g, 7471+i, g.Command(ctx, "rstream", append(args, "-b", a.String())...),
 			g.Command(ctx, "rstream", append(args, "-s", a.String())...))
 	}
 }
@@ -76,7 +82,7 @@ func TestPair(t *testing.T) {
 		require.NoError(t, err, "%s", out)
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 		defer cancel()
-		both(t, b.Command(ctx, "rping", "-s", "-a", to.String(), "-C3", "-V"),
+		both(ctx, t, b, rpingPort, b.Command(ctx, "rping", "-s", "-a", to.String(), "-C3", "-V"),
 			a.Command(ctx, "rping", "-c", "-a", to.String(), "-C3", "-V"))
 	}
 	out, err := a.Command(t.Context(), "ibv_devinfo", "-d", a.Wire.RDMA).Output()
