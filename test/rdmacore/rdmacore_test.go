@@ -80,7 +80,7 @@ func TestDevice(t *testing.T) {
 	prog, err := g.BuildTest(t.Context(), guestPkg, "-tags=guest")
 	require.NoError(t, err)
 	runTests(t, g, 10*time.Minute, nil, prog, "-addr="+p.Near.V4.String(), "-device="+p.Near.RDMA,
-		"-test.run=^(TestSRQ|TestIdle|TestSignals|TestBulk|TestLatency)$")
+		"-test.run=^(TestSRQ|TestOverrun|TestIdle|TestSignals|TestBulk|TestLatency)$")
 }
 
 // TestRemoval takes the device away, in a guest of its own.

@@ -141,11 +141,14 @@ func (c *cq) Arm() error {
 // fail makes Poll fail once the queue is empty.
 func (c *cq) fail(err error) {
 	c.mu.Lock()
-	if c.failed == nil {
+	first := c.failed == nil
+	if first {
 		c.failed = err
 	}
 	c.mu.Unlock()
-	c.notified()
+	if first {
+		c.notified()
+	}
 }
 
 // notified calls Notify, unless the queue was closed meanwhile: Close waits
