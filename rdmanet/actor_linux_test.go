@@ -151,6 +151,7 @@ type actorProcess struct {
 	ended chan struct{}
 
 	stopped bool
+	since   time.Time // of being stopped
 
 	mu    sync.Mutex
 	heard []string
@@ -194,7 +195,7 @@ func (p *actorProcess) kill() {
 func (p *actorProcess) stop(t testing.TB) {
 	t.Helper()
 	require.NoError(t, p.cmd.Process.Signal(syscall.SIGSTOP))
-	p.stopped = true
+	p.stopped, p.since = true, time.Now()
 }
 
 func (p *actorProcess) goOn(t testing.TB) {

@@ -82,7 +82,10 @@ func TestFewDescriptors(t *testing.T) {
 		s := startAs(t, uint32(os.Geteuid()), "few", "60")
 		addr := s.line(t)
 		said := make(chan string, 1)
-		go func() { said <- s.line(t) }()
+		go func() {
+			s.out.Scan()
+			said <- s.out.Text()
+		}()
 		ps := startActors(t, 30)
 		var good []*actorProcess
 		for i, p := range ps {

@@ -20,21 +20,23 @@ import (
 // torture is processes of one host, each a server and a client, and what is known about them.
 type torture struct {
 	*testing.T
-	r       *rand.Rand
-	procs   []*actorProcess
-	conns   map[string]*tortureConn
-	next    int
-	dials   []time.Duration // beside stopped processes
-	listens time.Duration
-	did     map[string]int
+	r     *rand.Rand
+	procs []*actorProcess
+	conns map[string]*tortureConn
+	next  int
+	dials []time.Duration // beside stopped processes
+	did   map[string]int
 }
 
 type tortureConn struct{ from, to *actorProcess }
 
-// Bounds of what is waited for. They are generous: the machine may be busy.
+// Bounds of what is waited for. They are generous: the machine may be busy, and a dial that finds no way but through
+// stopped processes at first tries again after 6 s.
 const (
-	dialTime  = 8 * time.Second
+	dialTime  = 15 * time.Second
 	deathTime = 8 * time.Second
+	// stopTime is far below the 17 s for which a connection waits.
+	stopTime = 4 * time.Second
 )
 
 // TestProcessesTorture starts, stops and kills processes of one host in any order. Connections between the
@@ -95,6 +97,11 @@ func (h *torture) run(rounds int) {
 			}
 		}
 		time.Sleep(time.Duration(h.r.IntN(40)) * time.Millisecond)
+		for _, p := range h.procs {
+			if p.stopped && time.Since(p.since) > stopTime {
+				p.goOn(h)
+			}
+		}
 		h.nothingBroken()
 	}
 	for _, p := range h.procs {
@@ -167,7 +174,7 @@ func (h *torture) stopped() (n int) {
 
 func (h *torture) stopOne() bool {
 	p := h.pick(running)
-	if h.stopped() >= len(h.procs)-2 {
+	if 2*h.stopped() >= len(h.procs) {
 		return false
 	}
 	p.stop(h)
@@ -260,7 +267,7 @@ func (h *torture) ids() []string { return slices.Sorted(maps.Keys(h.conns)) }
 
 func (h *torture) closeConn(id string, c *tortureConn) {
 	c.from.do(h, "close %s", id)
-	require.Equal(h, "closed "+id+" <nil>", c.from.wait(h, 10*time.Second, "closed "+id+" ", "broken "+id+" "))
+	require.Equal(h, "closed "+id+" <nil>", c.from.wait(h, 15*time.Second, "closed "+id+" ", "broken "+id+" "))
 	delete(h.conns, id)
 }
 

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -193,6 +194,23 @@ func (c *proc) kill() {
 	_ = c.cmd.Wait()
 }
 
+// stop stops the process, and waits until all of it is: the signal takes a moment.
+func (c *proc) stop() {
+	c.t.Helper()
+	require.NoError(c.t, c.cmd.Process.Signal(syscall.SIGSTOP))
+	require.Eventually(c.t, func() bool {
+		tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", c.cmd.Process.Pid))
+		require.NoError(c.t, err)
+		for _, name := range tasks {
+			b, err := os.ReadFile(name)
+			if _, after, ok := strings.Cut(string(b), ") "); err == nil && ok && after[0] != 'T' {
+				return false
+			}
+		}
+		return len(tasks) > 0
+	}, 10*time.Second, time.Millisecond)
+}
+
 // do sends a command and returns the answer, which begins with word.
 func (c *proc) do(word, format string, args ...any) string {
 	c.t.Helper()
@@ -319,7 +337,7 @@ func TestProcessStopped(t *testing.T) {
 	a, b := newProc(t), newProc(t)
 	toA, toB := a.listen("127.0.0.1:0"), b.listen("127.0.0.1:0")
 	talkTo(t, p, toA)
-	require.NoError(t, a.cmd.Process.Signal(syscall.SIGSTOP))
+	a.stop()
 	for range 5 {
 		x := resolveSide(t, p, toB)
 		ctx, cancel := context.WithTimeout(background(), 15*time.Second)

@@ -57,6 +57,7 @@ type qp struct {
 	minRNRTimer    uint8
 	rc             *rc
 	service        transport
+	handed         handed
 
 	// onCommEst is called once, with no lock held, when the first valid packet of
 	// the peer arrives after connect. It is set before connect.

@@ -217,7 +217,7 @@ func TestLossIsRepairedSoon(t *testing.T) {
 		ms := time.Millisecond
 		// It doubles to what a search for another way takes, which grows with the time passed.
 		want := []time.Duration{0, 50 * ms, 150 * ms}
-		for next := 250 * ms; next <= time.Second; next += max(100*ms, next/8) {
+		for next := 250 * ms; next <= time.Second; next += max(100*ms, next/16) {
 			want = append(want, next)
 		}
 		require.Equal(t, want, at)

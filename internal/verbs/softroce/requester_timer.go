@@ -19,7 +19,7 @@ const (
 	// answers: so there is a time between attempts that does not double, and beyond it a part of the time that has
 	// passed in vain.
 	searchRTO  = int64(100 * time.Millisecond)
-	searchPart = 8
+	searchPart = 16
 
 	// minRTT is taken for a round trip where losses closer together count as one.
 	minRTT = int64(100 * time.Microsecond)

@@ -422,7 +422,8 @@ type preferCounter struct {
 
 func (c *preferCounter) Prefer(netip.Addr, netip.AddrPort) { c.n++ }
 
-// Packets for a queue pair that is not there may come from any number of ports.
+// Packets for a queue pair that is not there may come from any number of ports, and those of a peer that looks for a
+// way come from all of its.
 func TestFlowsToNobodyAreNotPreferred(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		var conn preferCounter
@@ -439,8 +440,19 @@ func TestFlowsToNobodyAreNotPreferred(t *testing.T) {
 		require.NoError(t, err)
 		q, err := in.dev.newQP(domain.(*pd), &verbs.QPInitAttr{Type: verbs.RC, SendCQ: c, RecvCQ: c})
 		require.NoError(t, err)
-		for _, qpn := range []uint32{q.num, q.num ^ 0x101, q.num ^ 1} {
-			in.received(&netio.Packet{Local: addrA, Remote: netipPort(addrB), Data: rawPacket(byte(wire.RCSendOnly), qpn, 0)})
+		packet := func(port uint16, qpn uint32) {
+			in.received(&netio.Packet{
+				Local: addrA, Remote: netip.AddrPortFrom(addrB, port), Data: rawPacket(byte(wire.RCSendOnly), qpn, 0),
+			})
+		}
+		for i := range 10 * settledAfter {
+			packet(uint16(i/probePackets), q.num)
+			packet(5000, q.num^0x101)
+			packet(5000, q.num^1)
+		}
+		require.Zero(t, conn.n)
+		for range settledAfter {
+			packet(6000, q.num)
 		}
 		require.Equal(t, 1, conn.n)
 		for _, x := range []interface{ Close() error }{q, c, domain, in.dev} {

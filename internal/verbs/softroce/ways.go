@@ -1,5 +1,7 @@
 package softroce
 
+import "sync/atomic"
+
 // A process that is stopped keeps the flows that it has sockets of its own for: whatever comes from these UDP source
 // ports goes to it, also what is for others of its host. So a connection takes one of few ports that are
 // its peer process's part, and others only when none of these does.
@@ -19,4 +21,25 @@ func (r *rc) anotherWay(tries int) {
 		return
 	}
 	r.path.SetFlow(uint32(r.q.dev.cfg.random64()))
+}
+
+// handed tells from which UDP source port the packets of a connection come that others hand over.
+type handed struct{ last atomic.Uint64 } // the port, and how many came from there in a row
+
+// settledAfter is how many packets from one port are more than an attempt of a peer that looks for a way. What such
+// attempts leave in the queue of a process that was stopped must not make it keep all ways for itself.
+const settledAfter = 4 * probePackets
+
+// settled takes a packet from port, and tells whether the peer stays with it.
+func (h *handed) settled(port uint16) bool {
+	for {
+		old := h.last.Load()
+		n := uint64(1)
+		if uint16(old>>32) == port {
+			n = min(old&0xffffffff+1, settledAfter)
+		}
+		if h.last.CompareAndSwap(old, uint64(port)<<32|n) {
+			return n == settledAfter
+		}
+	}
 }

@@ -70,6 +70,9 @@ const (
 	maxREPs = 7
 	// loneDREQs is the same for the end of a connection of whose peer nothing but a REQ was seen.
 	loneDREQs = 1
+	// loneWays and againStep keep answers that are sent on one way each from taking the same ones.
+	loneWays  = 3
+	againStep = 5
 	loneWait  = time.Second
 
 	// With more than this part of MaxHalfOpen half-open, peers get less time to answer a REP.
