@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 
@@ -77,11 +78,11 @@ func newWorld(g *vm.Guest, std *vm.Peer) (*world, error) {
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		return nil, err
 	}
+	build := append([]string{"build", "-o", dir + "/"}, strings.Fields(os.Getenv("INTEROP_BUILD"))...)
 	for _, command := range []*exec.Cmd{
-		exec.Command("go", "build", "-o", dir+"/", "./cmd/..."),
+		exec.Command("go", append(build, "./cmd/...")...),
 		exec.Command("gcc", "-O2", "-shared", "-fPIC", "-o", filepath.Join(dir, "gaps.so"), "gaps/gaps.c", "-ldl"),
 	} {
-		command.Env = append(os.Environ(), "CGO_ENABLED=0")
 		command.Stderr = os.Stderr
 		if err := command.Run(); err != nil {
 			return nil, err

@@ -141,7 +141,7 @@ func checkRstream(t *testing.T, out string) {
 	assert.NotContains(t, out, "rrecv")
 	assert.NotContains(t, out, "rsend")
 	assert.NotContains(t, out, "verification failed")
-	assert.Regexp(t, regexp.MustCompile(`(?m)^custom .*s +[0-9.]+ +[0-9.]+$`), out)
+	assert.Regexp(t, `(?m)^custom .*s +[0-9.]+ +[0-9.]+$`, out)
 }
 
 var statLine = regexp.MustCompile(`(?m)^stats \{.*$`)

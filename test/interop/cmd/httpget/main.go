@@ -32,7 +32,6 @@ type getter struct {
 	client *http.Client
 	method string
 	upload int64
-	repeat int
 }
 
 func main() { peer.Main("httpget", run) }

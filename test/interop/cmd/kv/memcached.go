@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -113,8 +114,11 @@ func (s *memcachedStore) close() error {
 	if err := s.ask("quit\r\n"); err != nil {
 		return err
 	}
-	if _, err := s.r.ReadByte(); err != io.EOF {
-		return fmt.Errorf("after quit: %v, not the end", err)
+	switch _, err := s.r.ReadByte(); {
+	case err == nil:
+		return errors.New("the server answers quit")
+	case !errors.Is(err, io.EOF):
+		return err
 	}
 	return s.c.Close()
 }
