@@ -57,7 +57,8 @@ func TestConformance(t *testing.T) {
 	})
 }
 
-// TestChecked repeats the fast path under all checks of cgo's rules for pointers, and under the race detector.
+// TestChecked repeats the fast path under all checks of cgo's rules for pointers, under the race detector, and
+// under the address sanitizer, which watches the C core too.
 func TestChecked(t *testing.T) {
 	g, p := vmtest.SharedPeer(t)
 	const run = "-test.run=^TestConformance$/^(Data|Queue|Notify)$"
@@ -67,11 +68,13 @@ func TestChecked(t *testing.T) {
 		require.NoError(t, err)
 		runTests(t, g, 10*time.Minute, []string{"GODEBUG=cgocheck=1"}, prog, "-addr="+p.Near.V4.String(), run)
 	})
-	t.Run("race", func(t *testing.T) {
-		prog, err := g.BuildTest(t.Context(), guestPkg, "-tags=guest", "-race")
-		require.NoError(t, err)
-		runTests(t, g, 10*time.Minute, nil, prog, "-addr="+p.Near.V4.String(), run)
-	})
+	for _, flag := range []string{"-race", "-asan"} {
+		t.Run(flag[1:], func(t *testing.T) {
+			prog, err := g.BuildTest(t.Context(), guestPkg, "-tags=guest", flag)
+			require.NoError(t, err)
+			runTests(t, g, 10*time.Minute, nil, prog, "-addr="+p.Near.V4.String(), run)
+		})
+	}
 }
 
 // TestDevice has what streams on rxe0 must stand: many idle connections, signals, bulk.
