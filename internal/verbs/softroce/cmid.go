@@ -35,6 +35,7 @@ type cmid struct {
 	in            *instance
 	space         verbs.PortSpace
 	active        bool
+	far           bool // active: the peer is another host
 	tclass        uint8
 	mtu           verbs.MTU // active: of the attempt at hand
 	local, remote netip.AddrPort
@@ -207,7 +208,7 @@ func (c *cmid) begin(p *verbs.ConnParam) (*ibcm.ConnectParam, error) {
 		QPN: c.q.Num(), StartingPSN: c.firstPSN(), PathMTU: c.mtu.Code(),
 		ResponderResources: p.ResponderResources, InitiatorDepth: p.InitiatorDepth,
 		FlowControl: p.FlowControl, RetryCount: p.RetryCount, RNRRetryCount: p.RNRRetryCount,
-		PrivateData: p.PrivateData,
+		PrivateData: p.PrivateData, Far: c.far,
 	}
 	c.in.dev.retain() // for the connection
 	conn, err := c.in.agent.Connect(param, c.onCM)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"slices"
 	"sync"
 	"syscall"
 
@@ -155,6 +156,15 @@ func (p *Provider) Resolve(ctx context.Context, attr *verbs.CMIDAttr) (verbs.CMI
 	return c, nil
 }
 
+// here tells whether a route leads to this host.
+func (in *instance) here(r netio.Route) bool {
+	if r.Remote == r.Local || r.Remote.IsLoopback() {
+		return true
+	}
+	addrs, err := in.dev.conn.Addrs()
+	return err == nil && slices.ContainsFunc(addrs, func(a netip.Addr) bool { return a.WithZone("") == r.Remote.WithZone("") })
+}
+
 func (p *Provider) resolve(in *instance, attr *verbs.CMIDAttr) (*cmid, error) {
 	to := attr.Remote.Addr().Unmap()
 	switch {
@@ -188,6 +198,7 @@ func (p *Provider) resolve(in *instance, attr *verbs.CMIDAttr) (*cmid, error) {
 	}
 	c := &cmid{
 		p: p, in: in, space: attr.PortSpace, active: true, tclass: attr.TrafficClass, mtu: mtu, freePort: free,
+		far:   !in.here(route),
 		local: netip.AddrPortFrom(route.Local, port), remote: netip.AddrPortFrom(route.Remote, attr.Remote.Port()),
 		outcome: make(chan connectResult, 1), gone: make(chan struct{}),
 	}

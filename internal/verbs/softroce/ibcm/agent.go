@@ -75,6 +75,10 @@ const (
 	againStep = 5
 	loneWait  = time.Second
 
+	// A REQ to another host is first repeated after farRetry, and so often on one way.
+	farRetry  = time.Second
+	farSingle = 2
+
 	// With more than this part of MaxHalfOpen half-open, peers get less time to answer a REP.
 	crowdPart     = 32
 	crowdPatience = 3 * time.Second
@@ -260,6 +264,9 @@ func (a *Agent) Connect(p *ConnectParam, handler func(Event)) (*Conn, error) {
 	c.patience = p.Timeout
 	if c.patience == 0 {
 		c.patience = a.cfg.ConnectTimeout
+	}
+	if p.Far {
+		c.single = farSingle
 	}
 	c.startRetries(Encode(NewHeader(c.tid, q), q), reqInterval, c.patience)
 	mad := c.mad

@@ -106,6 +106,36 @@ func TestLoss(t *testing.T) {
 	}
 }
 
+// TestFarREQs: another host's kernel is not asked again before it has had time, nor several times at once.
+func TestFarREQs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newWire()
+		a, b := n.host(addrA, 1, nil), n.host(addrB, 2, nil)
+		n.lose(AttrREQ, 4)
+		ea := a.connect(t, addrB, func(p *ConnectParam) { p.Far = true })
+		time.Sleep(20 * time.Second)
+		synctest.Wait()
+		require.Equal(t, []string{
+			"0s 10.7.0.1 REQ 0", "1s 10.7.0.1 REQ -1", "3s 10.7.0.1 REQ -2", "7s 10.7.0.1 REQ 3", "13.144s 10.7.0.1 REQ 4",
+			"13.145s 10.7.0.2 REP 0", "13.146s 10.7.0.1 RTU 0",
+		}, n.attrs())
+		n.lose(AttrDREQ, 100)
+		n.mu.Lock()
+		n.log, n.start = nil, time.Now()
+		n.mu.Unlock()
+		ea.c.Close()
+		time.Sleep(time.Second)
+		synctest.Wait()
+		require.Equal(t, []string{"0s 10.7.0.1 DREQ 0", "200ms 10.7.0.1 DREQ 1", "600ms 10.7.0.1 DREQ 2"}, n.attrs(),
+			"what only ends a connection does no harm")
+		b.taken(0).c.Close()
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		a.empty(t)
+		b.empty(t)
+	})
+}
+
 // TestLostREJ loses refusals: the repeated REQ draws the same REJ, and the
 // application is not asked again.
 func TestLostREJ(t *testing.T) {

@@ -89,6 +89,7 @@ type Conn struct {
 	mad      *[MADSize]byte
 	attempt  int
 	limit    int           // of attempts after the first; 0: none
+	single   int           // so many of them on one way; then the first comes later too
 	interval time.Duration // until the next attempt
 	maxWait  time.Duration // limit of interval
 	patience time.Duration // without a sign of the peer
@@ -297,7 +298,7 @@ func (c *Conn) sendDREQ(w *work) {
 	c.leaveHalfOpen()
 	c.leaveQPs() // a peer that uses its queue pair again knows that this connection is over
 	patience := c.a.cfg.DisconnectTimeout
-	c.limit = 0
+	c.limit, c.single = 0, 0
 	if c.state == repSent {
 		c.limit, patience = loneDREQs, min(patience, loneWait)
 	}
@@ -505,6 +506,9 @@ func (c *Conn) startRetries(mad *[MADSize]byte, maxWait, patience time.Duration)
 	c.mad, c.attempt, c.sendErr = mad, 0, nil
 	c.maxWait = maxWait
 	c.interval = min(c.a.cfg.FirstRetry, maxWait)
+	if c.single > 0 {
+		c.interval = max(c.interval, min(farRetry, maxWait))
+	}
 	c.deadline = c.a.cfg.Clock.Now().Add(patience)
 	c.retryIn(c.interval)
 }
@@ -520,6 +524,9 @@ func (c *Conn) retry(w *work) {
 	}
 	c.attempt++
 	way := c.attempt
+	if way <= c.single {
+		way = -way
+	}
 	if c.limit != 0 && way > 1 {
 		way = -(way + loneWays) // behind those that the first repetition took
 	}

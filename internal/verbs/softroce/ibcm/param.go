@@ -53,6 +53,11 @@ type ConnectParam struct {
 
 	// Timeout bounds the time without an answer; 0: Config.ConnectTimeout.
 	Timeout time.Duration
+
+	// Far says that the peer is another host, so its kernel may be what answers. Linux forgets a connection as it
+	// ends, and takes a copy of the REQ that comes to its turn afterwards for a new request. So the REQ is repeated as
+	// late as a SYN (RFC 6298 2.1), and on several ways only from the third time on.
+	Far bool
 }
 
 func (p *ConnectParam) localACKTimeout() uint8 { return ACKTimeout(ACKDelay, PacketLifetime) }
