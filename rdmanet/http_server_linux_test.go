@@ -9,7 +9,7 @@ import (
 	"net/http"
 	"os"
 	"strings"
-	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -28,13 +28,20 @@ func TestHTTPManyConnections(t *testing.T) {
 	}
 	eachMode(t, func(t *testing.T, m httpMode) {
 		l := listen(t, nil)
-		var together sync.WaitGroup
-		together.Add(n)
+		var here atomic.Int32
+		together, over := make(chan struct{}), make(chan struct{})
+		// When one fails the others must not wait for it, nor the server's Close for them.
+		defer close(over)
 		_, client := m.serve(t, l, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			b, err := io.ReadAll(r.Body) // HTTP/1.1 reads no more once it answers
 			assert.NoError(t, err)
-			together.Done()
-			together.Wait()
+			if here.Add(1) == int32(n) {
+				close(together)
+			}
+			select {
+			case <-together:
+			case <-over:
+			}
 			w.Write(b)
 		}), nil)
 		cfg := client.Transport.(*http.Transport).TLSClientConfig.Clone()

@@ -9,8 +9,9 @@ const (
 	// answerTime is how long a peer has to answer before a set-up may be given up in
 	// favour of another one.
 	answerTime = 500 * time.Millisecond
-	// hurriedTime is the same while requests are dropped: whoever is near has answered by then.
-	hurriedTime = 100 * time.Millisecond
+	// hurriedTime is the same while requests are dropped: whoever is near has answered by then, even if the
+	// first answer was lost and this end has asked once more, after 200 ms.
+	hurriedTime = 300 * time.Millisecond
 	// hurryFor is how long requests count as being dropped.
 	hurryFor = time.Second
 )
