@@ -336,11 +336,14 @@ func (c *cmid) onCM(ev *cmEvent) {
 		c.ended(nil)
 	case cmRemoval:
 		// The device itself need not say so: rdma_rxe's removal waits, silently, until nobody has it open.
-		if c.dev != nil {
-			c.dev.lost()
+		c.mu.Lock()
+		dev, err := c.dev, c.failure("connection to", syscall.ENODEV) // Resolve may be about to set what these read
+		c.mu.Unlock()
+		if dev != nil {
+			dev.lost()
 		}
 		c.stepped(ev)
-		c.events.post(verbs.Event{Type: verbs.EventDeviceRemoval, Err: c.failure("connection to", syscall.ENODEV)})
+		c.events.post(verbs.Event{Type: verbs.EventDeviceRemoval, Err: err})
 		c.mu.Lock()
 		if c.closed {
 			c.destroy() // nobody answers any more
@@ -415,6 +418,10 @@ func (c *cmid) commEst() {
 	}
 }
 
+// willEstablish tells whether word that the connection stands is to come when rdma_notify(3) has returned err:
+// EISCONN says that it is on its way already, because of the peer's last message or of an earlier call.
+func willEstablish(err error) bool { return err == nil || errors.Is(err, syscall.EISCONN) }
+
 // Disconnect implements [verbs.CMID].
 func (c *cmid) Disconnect() error {
 	c.mu.Lock()
@@ -434,7 +441,7 @@ func (c *cmid) disconnect() {
 	if !c.established {
 		// Only what is established can be ended. Ended before the kernel has dealt with this, its last
 		// message would be repeated for a minute, and could not be destroyed meanwhile.
-		c.leaving = coreCommEst(c.h) == nil
+		c.leaving = willEstablish(coreCommEst(c.h))
 	} else {
 		c.leaving = coreDisconnect(c.h) == nil
 	}

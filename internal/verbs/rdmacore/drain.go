@@ -6,7 +6,11 @@ import (
 	"errors"
 	"os"
 	"syscall"
+	"time"
 )
+
+// shortageRetry is how long a drainer waits before it tries again to take what there was no memory for.
+const shortageRetry = 20 * time.Millisecond
 
 // drainer reads a descriptor of C's whenever Go's poller says that something is there.
 type drainer struct {
@@ -14,7 +18,7 @@ type drainer struct {
 	done chan struct{} // closed when its goroutine has ended
 }
 
-// drain starts a goroutine that calls take until it fails, and handle after each success. take is called
+// drain starts a goroutine that calls take until it fails, for another reason than memory, and handle after each success. take is called
 // again until it says EAGAIN, then when the descriptor is readable: that is edge-triggered,
 // and everything must have been taken. The descriptor is the drainer's from now on.
 func drain(fd int, name string, take func() error, handle func(), failed func(error)) (*drainer, error) {
@@ -36,6 +40,10 @@ func drain(fd int, name string, take func() error, handle func(), failed func(er
 			// handle runs outside of Read, so that it may close the drainer.
 			if raw.Read(once) != nil {
 				return // closed
+			}
+			if errors.Is(err, syscall.ENOMEM) {
+				time.Sleep(shortageRetry) // what is there stays there
+				continue
 			}
 			if err != nil {
 				if failed != nil {

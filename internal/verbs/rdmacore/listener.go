@@ -40,6 +40,7 @@ type listener struct {
 	closed bool
 	queue  []*cmid
 	taken  uint64
+	failed error // why no more requests will come
 }
 
 var _ verbs.Listener = (*listener)(nil)
@@ -98,7 +99,7 @@ func (c *core) listen(attr *verbs.ListenAttr) (*listener, error) {
 		coreDestroyEC(ec)
 		return nil, err
 	}
-	l.drain, err = drain(fd, "rdma_cm listener", func() (err error) { l.ev, err = l.buf.next(ec); return err }, l.event, nil)
+	l.drain, err = drain(fd, "rdma_cm listener", func() (err error) { l.ev, err = l.buf.next(ec); return err }, l.event, l.fail)
 	if err != nil {
 		_ = coreDestroyID(l.h) // the first error says more
 		coreDestroyEC(ec)
@@ -215,6 +216,14 @@ func (l *listener) request() {
 	}
 }
 
+// fail is told that events cannot be read any more.
+func (l *listener) fail(err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.failed = fmt.Errorf("reading from /dev/infiniband/%s, listen again: %w", cmNode, err)
+	l.signal()
+}
+
 func (l *listener) full() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -286,13 +295,22 @@ func (l *listener) away() {
 // GetRequest implements [verbs.Listener].
 func (l *listener) GetRequest(ctx context.Context) (verbs.CMID, error) {
 	for {
-		if err := ctx.Err(); err != nil {
-			return nil, fmt.Errorf("rdmacore: waiting for a request: %w", err)
-		}
 		l.mu.Lock()
-		if l.closed {
+		err := ctx.Err()
+		switch {
+		case err != nil:
+			if len(l.queue) > 0 || l.failed != nil {
+				l.signal() // the wake-up that came with the end of ctx is another's
+			}
+		case l.closed:
+			err = net.ErrClosed
+		case len(l.queue) == 0 && l.failed != nil:
+			err = l.failed
+			l.signal() // for the next who waits
+		}
+		if err != nil {
 			l.mu.Unlock()
-			return nil, fmt.Errorf("rdmacore: waiting for a request: %w", net.ErrClosed)
+			return nil, fmt.Errorf("rdmacore: waiting for a request: %w", err)
 		}
 		if len(l.queue) > 0 {
 			c := l.queue[0]

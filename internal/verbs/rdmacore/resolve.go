@@ -123,8 +123,10 @@ func (c *cmid) resolve(ctx context.Context, from netip.AddrPort, attr *verbs.CMI
 	if err != nil {
 		return err
 	}
-	c.dev = dev
-	_, _, c.local, c.remote = coreInfo(c.h)
+	_, _, local, remote := coreInfo(c.h)
+	c.mu.Lock() // events come already
+	c.dev, c.local, c.remote = dev, local, remote
+	c.mu.Unlock()
 	return nil
 }
 

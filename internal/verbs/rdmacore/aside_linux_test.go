@@ -1,0 +1,109 @@
+//go:build cgo
+
+package rdmacore
+
+import (
+	"context"
+	"errors"
+	"os"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+// newTestListener is a listener without a device.
+func newTestListener() *listener {
+	return &listener{wake: make(chan struct{}, 1), room: make(chan struct{}, 1), gone: make(chan struct{})}
+}
+
+// TestWakeUpIsPassedOn: one who was woken and finds that its context has ended leaves the request, and the
+// wake-up, to the next.
+func TestWakeUpIsPassedOn(t *testing.T) {
+	l, id := newTestListener(), new(cmid)
+	l.queue = append(l.queue, id)
+	l.signal()
+	<-l.wake // taken by one who was parked
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	_, err := l.GetRequest(ctx)
+	require.ErrorIs(t, err, context.Canceled)
+	require.Len(t, l.wake, 1)
+	got, err := l.GetRequest(context.Background())
+	require.NoError(t, err)
+	require.Same(t, id, got)
+}
+
+// TestListenerTellsOfItsFailure: what came before is still taken, then everybody who waits is told.
+func TestListenerTellsOfItsFailure(t *testing.T) {
+	l := newTestListener()
+	l.queue = append(l.queue, new(cmid))
+	l.signal()
+	l.fail(syscall.ENODATA)
+	_, err := l.GetRequest(context.Background())
+	require.NoError(t, err)
+	errs := make(chan error)
+	for range 2 {
+		go func() {
+			_, err := l.GetRequest(context.Background())
+			errs <- err
+		}()
+	}
+	for range 2 {
+		require.ErrorIs(t, <-errs, syscall.ENODATA)
+	}
+}
+
+// TestDrainOutlivesShortage: lack of memory does not end a drainer, another failure does.
+func TestDrainOutlivesShortage(t *testing.T) {
+	var p [2]int
+	require.NoError(t, unix.Pipe2(p[:], unix.O_NONBLOCK|unix.O_CLOEXEC))
+	w := os.NewFile(uintptr(p[1]), "pipe")
+	defer w.Close()
+	_, err := w.WriteString("ab")
+	require.NoError(t, err)
+	short, broken := 2, errors.New("broken")
+	taken, failed := make(chan byte, 4), make(chan error, 1)
+	var got [1]byte
+	d, err := drain(p[0], "pipe", func() error {
+		if short > 0 {
+			short--
+			return syscall.ENOMEM
+		}
+		n, err := unix.Read(p[0], got[:])
+		if err == nil && n == 0 {
+			return broken
+		}
+		return err
+	}, func() { taken <- got[0] }, func(err error) { failed <- err })
+	require.NoError(t, err)
+	require.Equal(t, byte('a'), <-taken)
+	require.Equal(t, byte('b'), <-taken)
+	require.NoError(t, w.Close())
+	require.Equal(t, broken, <-failed)
+	d.wait()
+	d.close()
+}
+
+// TestDrainEndsDuringShortage: closing does not wait for memory.
+func TestDrainEndsDuringShortage(t *testing.T) {
+	var p [2]int
+	require.NoError(t, unix.Pipe2(p[:], unix.O_NONBLOCK|unix.O_CLOEXEC))
+	defer unix.Close(p[1])
+	d, err := drain(p[0], "pipe", func() error { return syscall.ENOMEM }, func() { t.Error("nothing was taken") }, nil)
+	require.NoError(t, err)
+	time.Sleep(shortageRetry / 4)
+	d.close()
+	d.wait()
+}
+
+// TestWillEstablish: a connection of which the kernel knows already is waited for as one that it is told of, so that
+// its peer hears of its end.
+func TestWillEstablish(t *testing.T) {
+	require.True(t, willEstablish(nil))
+	require.True(t, willEstablish(syscall.EISCONN))
+	require.False(t, willEstablish(syscall.EINVAL))
+	require.False(t, willEstablish(syscall.ENODEV))
+}
