@@ -3,6 +3,7 @@
 package rdmacore
 
 import (
+	"context"
 	"debug/elf"
 	"errors"
 	"os"
@@ -150,4 +151,64 @@ func TestCheckSend(t *testing.T) {
 	require.NoError(t, q.checkSend(&verbs.SendWR{Op: verbs.OpRead}))
 	require.NoError(t, q.checkSend(&verbs.SendWR{Op: verbs.OpFetchAdd, SGL: sge(8)}))
 	require.ErrorIs(t, q.checkSend(&verbs.SendWR{Op: verbs.OpFetchAdd, SGL: sge(7)}), syscall.EINVAL)
+}
+
+// TestIWARP: such a device is listed, and refused before anything is opened.
+func TestIWARP(t *testing.T) {
+	p := New(&Config{Root: fakeRoot(t, map[string]string{"sys/class/infiniband/iw0/node_type": "4: RNIC\n"})})
+	p.whyNot = func() error { return nil }
+	_, err := p.Open("iw0")
+	require.ErrorIs(t, err, verbs.ErrNoDevice)
+	require.ErrorIs(t, err, errors.ErrUnsupported)
+	require.ErrorContains(t, err, "device iw0 is iWARP, only InfiniBand and RoCE are supported")
+	infos, err := p.Devices()
+	require.NoError(t, err)
+	require.Len(t, infos, 1)
+	require.ErrorIs(t, infos[0].Unusable, errors.ErrUnsupported)
+	_, err = p.Listen(context.Background(), &verbs.ListenAttr{PortSpace: verbs.PSTCP})
+	require.ErrorIs(t, err, verbs.ErrNoDevice)
+}
+
+// TestPostToLostDevice: nothing reaches the driver, which may not notice.
+func TestPostToLostDevice(t *testing.T) {
+	d := &device{name: "fake0"}
+	q := &qp{dev: d, typ: verbs.RC, h: new(coreQP), state: stateRTS}
+	s := &srq{pd: &pd{dev: d}, h: new(coreSRQ)}
+	d.gone.Store(true)
+	n, err := q.PostSend(make([]verbs.SendWR, 1))
+	require.Zero(t, n)
+	require.ErrorIs(t, err, syscall.ENODEV)
+	n, err = q.PostRecv(make([]verbs.RecvWR, 1))
+	require.Zero(t, n)
+	require.ErrorIs(t, err, syscall.ENODEV)
+	n, err = s.PostRecv(make([]verbs.RecvWR, 1))
+	require.Zero(t, n)
+	require.ErrorIs(t, err, syscall.ENODEV)
+}
+
+// TestReceivers: the failure of a shared queue is that of its queue pairs, and of no other.
+func TestReceivers(t *testing.T) {
+	s, other := new(srq), new(srq)
+	a, b, c, own := &qp{srq: s}, &qp{srq: other}, &qp{srq: s}, &qp{}
+	d := &device{qps: map[uint64]*qp{1: a, 2: b, 3: c, 4: own}}
+	require.ElementsMatch(t, []*qp{a, c}, d.receivers(s))
+	require.Empty(t, d.receivers(nil))
+}
+
+// TestAHPort: a port that the device does not have is refused and not cut to eight bits.
+func TestAHPort(t *testing.T) {
+	p := &pd{dev: &device{name: "fake0", attr: attrs{ports: 2}}}
+	for _, port := range []int{-1, 3, 257} {
+		_, err := p.CreateAH(&verbs.AHAttr{Port: port})
+		require.ErrorIs(t, err, syscall.EINVAL)
+		require.ErrorContains(t, err, "device fake0 has 2")
+	}
+}
+
+// TestQueueBytes: the hint at RLIMIT_MEMLOCK has a need to speak of.
+func TestQueueBytes(t *testing.T) {
+	in := qpInit{sendWR: 10, sendSGE: 2, recvWR: 4, recvSGE: 1}
+	require.Equal(t, 10*64+4*16, in.bytes())
+	in.inlineBytes, in.srq = 100, new(coreSRQ)
+	require.Equal(t, 10*132, in.bytes())
 }

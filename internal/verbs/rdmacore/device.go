@@ -97,6 +97,9 @@ func listedDevices() (map[string]verbs.LinkTransport, error) {
 }
 
 func (c *core) openDevice(name string) (*device, error) {
+	if c.p.host.describe(name).Transport == verbs.TransportIWARP {
+		return nil, errIWARP
+	}
 	drivers, err := listedDevices()
 	if err != nil {
 		return nil, err
@@ -287,8 +290,12 @@ func (d *device) asyncEvent(kind int, token uint64) {
 		if c != nil {
 			c.fail(fmt.Errorf("rdmacore: completion queue overrun: %w", syscall.ENOSPC))
 		}
-	case asyncQP, asyncSRQ:
+	case asyncQP:
 		if q != nil {
+			q.broke()
+		}
+	case asyncSRQ:
+		for _, q := range d.receivers(s) {
 			q.broke()
 		}
 	case asyncCommEst:
@@ -302,6 +309,21 @@ func (d *device) asyncEvent(kind int, token uint64) {
 	case asyncDevice:
 		d.lost()
 	}
+}
+
+// receivers are the queue pairs that receive from a shared queue.
+func (d *device) receivers(s *srq) (qps []*qp) {
+	if s == nil {
+		return nil
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, q := range d.qps {
+		if q.srq == s {
+			qps = append(qps, q)
+		}
+	}
+	return qps
 }
 
 // lost is told that the device is gone.

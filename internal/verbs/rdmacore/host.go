@@ -90,8 +90,15 @@ const (
 	hintPass     = "a container needs it passed: docker run --device=/dev/infiniband"
 )
 
+// errIWARP is a device on which connections come about in another way (no answer to be confirmed, the driver moves the
+// queue pair), and which has no writes with immediate data.
+var errIWARP = fmt.Errorf("iWARP, only InfiniBand and RoCE are supported: %w", errors.ErrUnsupported)
+
 // cannotOpen explains why opening a device failed with err.
 func (h host) cannotOpen(name string, err error) error {
+	if errors.Is(err, errIWARP) {
+		return fmt.Errorf("device %s is %w", name, err)
+	}
 	if !slices.Contains(h.devices(), name) {
 		return fmt.Errorf("the kernel has no device %s (any more): %w", name, err)
 	}

@@ -24,6 +24,8 @@ func (q *qp) PostSend(wrs []verbs.SendWR) (n int, err error) {
 	switch {
 	case q.h == nil:
 		err = net.ErrClosed
+	case q.dev.gone.Load():
+		err = q.dev.failure("posting", syscall.ENODEV) // drivers that post without the kernel do not notice
 	case q.state != stateRTS && !q.failed.Load() && len(wrs) > 0 && q.typ == verbs.RC:
 		err = errNotConnected
 	default:
@@ -162,9 +164,12 @@ func (q *qp) PostRecv(wrs []verbs.RecvWR) (n int, err error) {
 	}
 	b := batches.Get().(*batch)
 	q.recvMu.Lock()
-	if q.h == nil {
+	switch {
+	case q.h == nil:
 		err = net.ErrClosed
-	} else {
+	case q.dev.gone.Load():
+		err = q.dev.failure("posting", syscall.ENODEV) // as in PostSend
+	default:
 		n, err = q.postRecv(b, wrs)
 		if n > 0 && q.failed.Load() {
 			_ = q.toError() // the completions tell

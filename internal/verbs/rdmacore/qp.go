@@ -135,7 +135,7 @@ func (d *device) newQP(p *pd, attr *verbs.QPInitAttr, onCommEst func()) (*qp, er
 		}
 	}
 	if err != nil {
-		return fail(d.failure("queue pair", d.c.p.host.memlock(0, err)))
+		return fail(d.failure("queue pair", d.c.p.host.memlock(wish.bytes(), err)))
 	}
 	q.num = in.num
 	q.caps = verbs.QPCap{
@@ -154,6 +154,16 @@ func (d *device) newQP(p *pd, attr *verbs.QPInitAttr, onCommEst func()) (*qp, er
 	d.qps[q.token], d.nums[q.num] = q, q
 	d.mu.Unlock()
 	return q, nil
+}
+
+// bytes is about what the queues need at least: an entry of 16 bytes is the least that a device can do with, and a
+// send request has a head and, often, an address.
+func (in *qpInit) bytes() int {
+	n := in.sendWR * (32 + max(16*in.sendSGE, in.inlineBytes))
+	if in.srq == nil {
+		n += in.recvWR * 16 * in.recvSGE
+	}
+	return n
 }
 
 // limits fills in the limits of a queue pair.

@@ -50,7 +50,7 @@ func (p *pd) CreateSRQ(attr *verbs.SRQAttr) (verbs.SRQ, error) {
 	s := &srq{pd: p, token: newToken(), maxSGE: a.MaxSGE, limitEvent: a.LimitEvent}
 	if s.h, err = coreCreateSRQ(h, a.MaxWR, a.MaxSGE, s.token); err != nil {
 		p.unuse()
-		return nil, d.failure("shared receive queue", err)
+		return nil, d.failure("shared receive queue", d.c.p.host.memlock(a.MaxWR*16*(1+a.MaxSGE), err))
 	}
 	s.ids = make([]uint64, a.MaxWR)
 	for i := a.MaxWR; i > 0; i-- {
@@ -84,8 +84,11 @@ func (s *srq) PostRecv(wrs []verbs.RecvWR) (n int, err error) {
 	defer batches.Put(b)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.h == nil {
+	switch {
+	case s.h == nil:
 		return 0, net.ErrClosed
+	case s.pd.dev.gone.Load():
+		return 0, s.pd.dev.failure("posting", syscall.ENODEV) // drivers that post without the kernel do not notice
 	}
 	for n < len(wrs) {
 		room := len(s.avail)
@@ -187,6 +190,9 @@ func (p *pd) CreateAH(attr *verbs.AHAttr) (verbs.AH, error) {
 		sgid, a.Port = e.index, e.port
 	} else if a.Port == 0 {
 		a.Port = 1
+	}
+	if a.Port < 1 || a.Port > d.attr.ports {
+		return nil, fmt.Errorf("rdmacore: address handle for port %d, device %s has %d: %w", a.Port, d.name, d.attr.ports, syscall.EINVAL)
 	}
 	h, err := p.use()
 	if err != nil {
