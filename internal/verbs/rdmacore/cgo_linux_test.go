@@ -6,6 +6,8 @@ import (
 	"context"
 	"debug/elf"
 	"errors"
+	"net"
+	"net/netip"
 	"os"
 	"strings"
 	"syscall"
@@ -211,4 +213,41 @@ func TestQueueBytes(t *testing.T) {
 	require.Equal(t, 10*64+4*16, in.bytes())
 	in.inlineBytes, in.srq = 100, new(coreSRQ)
 	require.Equal(t, 10*132, in.bytes())
+}
+
+// TestZone: an address whose interface is missing or unknown is refused with a reason, before anything is opened.
+func TestZone(t *testing.T) {
+	for addr, want := range map[string]string{
+		"fe80::1":           "link-local address fe80::1 without its interface (fe80::1%eth0)",
+		"fe80::1%no-such-0": "zone of fe80::1%no-such-0: ",
+	} {
+		a := netip.AddrPortFrom(netip.MustParseAddr(addr), 80)
+		p := New(&Config{Root: fakeRoot(t, twoDevices)})
+		p.whyNot = func() error { return nil }
+		_, err := p.Resolve(context.Background(), &verbs.CMIDAttr{PortSpace: verbs.PSTCP, Remote: a})
+		require.ErrorContains(t, err, want)
+		_, err = p.Resolve(context.Background(), &verbs.CMIDAttr{PortSpace: verbs.PSTCP, Local: a, Remote: netip.MustParseAddrPort("[2001:db8::1]:80")})
+		require.ErrorContains(t, err, want)
+		_, err = p.Listen(context.Background(), &verbs.ListenAttr{PortSpace: verbs.PSTCP, Local: a})
+		require.ErrorContains(t, err, want)
+	}
+	lo, err := net.InterfaceByName("lo")
+	require.NoError(t, err)
+	for zone, want := range map[string]uint32{"lo": uint32(lo.Index), "12345": 12345} {
+		n, err := zoneIndex(zone)
+		require.NoError(t, err)
+		require.Equal(t, want, n)
+	}
+}
+
+// TestParam: what goes out with a request tells of a shared receive queue.
+func TestParam(t *testing.T) {
+	p := &verbs.ConnParam{PrivateData: []byte("hello"), ResponderResources: 1, InitiatorDepth: 2, RetryCount: 3, RNRRetryCount: 4}
+	c := toParam(p, &qp{num: 5})
+	require.Equal(t, []int{1, 2, 3, 4, 5, 5, 0}, []int{
+		int(c.responder_resources), int(c.initiator_depth), int(c.retry_count), int(c.rnr_retry_count),
+		int(c.qpn), int(c.private_len), int(c.srq),
+	})
+	c = toParam(p, &qp{srq: new(srq)})
+	require.EqualValues(t, 1, c.srq)
 }

@@ -155,7 +155,8 @@ int rdmacore_next_event(rdmacore_ec *ec, rdmacore_event *out)
 	if (rc)
 		return rdmacore_errno(EIO);
 	out->kind = kind(e->event);
-	out->status = e->status;
+	/* Of what fails in librdmacm itself the status is -1, which is not EPERM, and errno tells. */
+	out->status = e->status == -1 && errno ? -errno : e->status;
 	out->token = (uintptr_t)e->id->context;
 	if (e->event == RDMA_CM_EVENT_CONNECT_REQUEST) {
 		out->request = (uintptr_t)e->id;

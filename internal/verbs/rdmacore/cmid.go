@@ -203,7 +203,7 @@ func (c *cmid) begin(p *verbs.ConnParam) error {
 	case c.h == nil:
 		return syscall.ENODEV
 	}
-	if err := coreConnect(c.h, p, c.q.num); err != nil {
+	if err := coreConnect(c.h, p, c.q); err != nil {
 		return err
 	}
 	c.state = cmConnecting
@@ -286,7 +286,7 @@ func (c *cmid) Accept(p *verbs.ConnParam) error {
 		return c.failure("accepting", err)
 	}
 	if err = c.q.connect(c.h, int(p.InitiatorDepth), int(p.ResponderResources)); err == nil {
-		err = coreAccept(c.h, p, c.q.num)
+		err = coreAccept(c.h, p, c.q)
 	}
 	if err != nil {
 		c.state = cmFailed

@@ -105,9 +105,7 @@ func toAddr(a netip.AddrPort) (c C.rdmacore_addr) {
 		c.family = 6
 		*(*[16]byte)(unsafe.Pointer(&c.ip)) = ip.As16()
 		if zone := ip.Zone(); zone != "" {
-			if ifi, err := net.InterfaceByName(zone); err == nil {
-				c.scope = C.uint32_t(ifi.Index)
-			} else if n, err := strconv.ParseUint(zone, 10, 32); err == nil {
+			if n, err := zoneIndex(zone); err == nil { // else the kernel refuses the address
 				c.scope = C.uint32_t(n)
 			}
 		}
@@ -155,21 +153,22 @@ func coreInfo(id *coreID) (device string, port int, local, remote netip.AddrPort
 	return C.GoString(&i.device[0]), int(i.port), fromAddr(&i.local), fromAddr(&i.remote)
 }
 
-func toParam(p *verbs.ConnParam, qpn uint32) (c C.rdmacore_param) {
+func toParam(p *verbs.ConnParam, q *qp) (c C.rdmacore_param) {
 	c.responder_resources, c.initiator_depth = C.uint8_t(p.ResponderResources), C.uint8_t(p.InitiatorDepth)
 	c.flow_control = C.uint8_t(cBool(p.FlowControl))
-	c.retry_count, c.rnr_retry_count, c.qpn = C.uint8_t(p.RetryCount), C.uint8_t(p.RNRRetryCount), C.uint32_t(qpn)
+	c.retry_count, c.rnr_retry_count, c.qpn = C.uint8_t(p.RetryCount), C.uint8_t(p.RNRRetryCount), C.uint32_t(q.num)
+	c.srq = C.uint8_t(cBool(q.srq != nil))
 	c.private_len = C.int32_t(copy((*[C.CORE_PRIVATE]byte)(unsafe.Pointer(&c.private_data))[:], p.PrivateData))
 	return c
 }
 
-func coreConnect(id *coreID, p *verbs.ConnParam, qpn uint32) error {
-	c := toParam(p, qpn)
+func coreConnect(id *coreID, p *verbs.ConnParam, q *qp) error {
+	c := toParam(p, q)
 	return errnoOf(C.rdmacore_connect(id, &c))
 }
 
-func coreAccept(id *coreID, p *verbs.ConnParam, qpn uint32) error {
-	c := toParam(p, qpn)
+func coreAccept(id *coreID, p *verbs.ConnParam, q *qp) error {
+	c := toParam(p, q)
 	return errnoOf(C.rdmacore_accept(id, &c))
 }
 

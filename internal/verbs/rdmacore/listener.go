@@ -85,6 +85,9 @@ func (c *core) listen(attr *verbs.ListenAttr) (*listener, error) {
 	case addr.Is4In6() && !addr.Unmap().IsUnspecified():
 		addr = addr.Unmap()
 	}
+	if err := checkZone(addr); err != nil {
+		return nil, err
+	}
 	l.attr.Local = netip.AddrPortFrom(addr, attr.Local.Port())
 	if err := c.usable(attr); err != nil {
 		return nil, err

@@ -6,7 +6,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
+	"strconv"
 	"syscall"
 	"time"
 
@@ -25,6 +27,31 @@ func checkSpace(ps verbs.PortSpace) error {
 		return unsupported("port space " + ps.String())
 	}
 	return nil
+}
+
+// checkZone refuses an address whose interface is missing or not there; the kernel has but EINVAL for both.
+func checkZone(a netip.Addr) error {
+	switch {
+	case a.Zone() != "":
+		if _, err := zoneIndex(a.Zone()); err != nil {
+			return fmt.Errorf("zone of %v: %w", a, err)
+		}
+	case a.Is6() && a.IsLinkLocalUnicast():
+		return fmt.Errorf("link-local address %v without its interface (%v%%eth0): %w", a, a, syscall.EINVAL)
+	}
+	return nil
+}
+
+// zoneIndex returns the index of the interface that a zone names, or the number that it is.
+func zoneIndex(zone string) (uint32, error) {
+	ifi, err := net.InterfaceByName(zone)
+	if err == nil {
+		return uint32(ifi.Index), nil
+	}
+	if n, nerr := strconv.ParseUint(zone, 10, 32); nerr == nil {
+		return uint32(n), nil
+	}
+	return 0, err
 }
 
 // Resolve implements [verbs.Provider].
@@ -73,6 +100,11 @@ func (c *core) resolve(ctx context.Context, attr *verbs.CMIDAttr) (*cmid, error)
 		}
 	} else {
 		from = netip.AddrPortFrom(from.Addr().Unmap(), from.Port())
+	}
+	for _, a := range []netip.Addr{to, from.Addr()} {
+		if err := checkZone(a); err != nil {
+			return nil, err
+		}
 	}
 	id := &cmid{
 		c: c, token: newToken(), active: true,
