@@ -12,6 +12,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+
+	"github.com/go-rdma/rdma/internal/verbs"
 )
 
 // newTestListener is a listener without a device.
@@ -106,4 +108,24 @@ func TestWillEstablish(t *testing.T) {
 	require.True(t, willEstablish(syscall.EISCONN))
 	require.False(t, willEstablish(syscall.EINVAL))
 	require.False(t, willEstablish(syscall.ENODEV))
+}
+
+// TestQueueFailure: the first failure stays, and only who is told of it by the device calls Notify.
+func TestQueueFailure(t *testing.T) {
+	d := &device{name: "fake0"}
+	notes := 0
+	c := &cq{dev: d, h: new(coreCQ), onNote: func() { notes++ }}
+	require.True(t, c.setFailed(d.goneError()))
+	require.Zero(t, notes)
+	c.fail(syscall.ENOSPC)
+	require.Zero(t, notes, "it had failed before")
+	d.gone.Store(true)
+	_, err := c.Poll(make([]verbs.WC, 1))
+	require.ErrorIs(t, err, syscall.ENODEV)
+	require.ErrorIs(t, c.Arm(), syscall.ENODEV)
+
+	c = &cq{dev: d, h: new(coreCQ), onNote: func() { notes++ }}
+	c.fail(syscall.ENOSPC)
+	c.fail(syscall.ENOSPC)
+	require.Equal(t, 1, notes)
 }

@@ -65,7 +65,7 @@ func (c *cq) create(depth int) error {
 	d.cqs[c.token] = c
 	d.mu.Unlock()
 	if d.gone.Load() {
-		c.fail(syscall.ENODEV) // it may have been told to all queues but this one
+		c.setFailed(d.goneError()) // it may have been told to all queues but this one, which nobody has armed
 	}
 	return nil
 }
@@ -140,15 +140,19 @@ func (c *cq) Arm() error {
 
 // fail makes Poll fail once the queue is empty.
 func (c *cq) fail(err error) {
-	c.mu.Lock()
-	first := c.failed == nil
-	if first {
-		c.failed = err
-	}
-	c.mu.Unlock()
-	if first {
+	if c.setFailed(err) {
 		c.notified()
 	}
+}
+
+// setFailed is fail without Notify, and tells whether the queue had not failed before.
+func (c *cq) setFailed(err error) (first bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if first = c.failed == nil; first {
+		c.failed = err
+	}
+	return first
 }
 
 // notified calls Notify, unless the queue was closed meanwhile: Close waits

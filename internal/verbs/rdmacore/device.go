@@ -338,9 +338,12 @@ func (d *device) lost() {
 	}
 	d.mu.Unlock()
 	for _, c := range cqs {
-		c.fail(fmt.Errorf("rdmacore: device %s is gone: %w", d.name, syscall.ENODEV))
+		c.fail(d.goneError())
 	}
 }
+
+// goneError is what the queues of a device that is gone fail with.
+func (d *device) goneError() error { return fmt.Errorf("rdmacore: device %s is gone: %w", d.name, syscall.ENODEV) }
 
 // shard is a completion channel and the goroutine that reads it.
 type shard struct {
