@@ -251,3 +251,44 @@ func TestParam(t *testing.T) {
 	c = toParam(p, &qp{srq: new(srq)})
 	require.EqualValues(t, 1, c.srq)
 }
+
+// TestTranslate: completions get the consumer's IDs back, those of closed queue pairs vanish, and the failures of
+// others are found by what the driver was given and not by a number that may be used again.
+func TestTranslate(t *testing.T) {
+	d := &device{nums: make(map[uint32]*qp), srqs: make(map[uint64]*srq)}
+	add := func() *qp {
+		q := &qp{dev: d, num: 7}
+		q.sq.init(kindSend, 4)
+		q.rq.init(kindRecv, 4)
+		require.True(t, d.table.add(q))
+		d.nums[q.num] = q
+		return q
+	}
+	closed, old, now := add(), add(), add() // of one number, the last one's by now
+	wcs := []verbs.WC{
+		{ID: closed.sq.put(1), QPN: 7, Status: verbs.WRFlushErr},
+		{ID: old.sq.put(2), QPN: 7, Status: verbs.RetryExcErr},
+		{ID: old.rq.put(3), QPN: 7, Status: verbs.WRFlushErr},
+		{ID: now.rq.put(4), QPN: 7},
+	}
+	d.table.remove(closed)
+	n, failed := d.translate(wcs)
+	require.Equal(t, 3, n)
+	require.Equal(t, []uint64{2, 3, 4}, []uint64{wcs[0].ID, wcs[1].ID, wcs[2].ID})
+	require.Equal(t, []*qp{old}, failed)
+
+	old.failed.Store(true)
+	wcs = []verbs.WC{{ID: old.sq.put(5), QPN: 7, Status: verbs.WRFlushErr}}
+	n, failed = d.translate(wcs)
+	require.Equal(t, 1, n)
+	require.Empty(t, failed, "it is known")
+
+	s := &srq{token: 99, ids: make([]uint64, 2), avail: []uint32{1, 0}}
+	d.srqs[s.token] = s
+	wcs = []verbs.WC{{ID: s.put(6), QPN: 7, Status: verbs.WRFlushErr}, {ID: kindSRQ | 98<<genShift, QPN: 7}}
+	n, failed = d.translate(wcs)
+	require.Equal(t, 1, n)
+	require.EqualValues(t, 6, wcs[0].ID)
+	require.Equal(t, []*qp{now}, failed)
+	require.Len(t, s.avail, 2)
+}

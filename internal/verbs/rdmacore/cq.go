@@ -73,51 +73,34 @@ func (c *cq) create(depth int) error {
 // Poll implements [verbs.CQ].
 func (c *cq) Poll(wc []verbs.WC) (int, error) {
 	n, failed, err := c.poll(wc)
-	if failed {
-		c.dev.broken(wc[:n])
+	for _, q := range failed {
+		q.broke()
 	}
 	return n, err
 }
 
-func (c *cq) poll(wc []verbs.WC) (n int, failed bool, err error) {
+func (c *cq) poll(wc []verbs.WC) (n int, failed []*qp, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for {
 		switch {
 		case c.h == nil:
-			return 0, false, net.ErrClosed
+			return 0, nil, net.ErrClosed
 		case len(wc) == 0:
-			return 0, false, nil
+			return 0, nil, nil
 		case c.failed != nil && c.dev.gone.Load():
-			return 0, false, c.failed // the queue is the device's memory
+			return 0, nil, c.failed // the queue is the device's memory
 		}
 		n, err = corePoll(c.h, wc, c.uds > 0)
 		switch {
 		case err != nil:
-			return 0, false, c.dev.failure("polling", err)
+			return 0, nil, c.dev.failure("polling", err)
 		case n == 0:
-			return 0, false, c.failed
+			return 0, nil, c.failed
 		}
 		order.Acquire()
 		if n, failed = c.dev.translate(wc[:n]); n > 0 {
 			return n, failed, nil
-		}
-	}
-}
-
-// broken is given completions some of which failed, and with them their queue pairs.
-func (d *device) broken(wcs []verbs.WC) {
-	var last uint32
-	for i := range wcs {
-		if wcs[i].Status == verbs.Success || wcs[i].QPN == last {
-			continue
-		}
-		last = wcs[i].QPN
-		d.mu.Lock()
-		q := d.nums[last]
-		d.mu.Unlock()
-		if q != nil {
-			q.broke()
 		}
 	}
 }

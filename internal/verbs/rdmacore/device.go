@@ -343,7 +343,9 @@ func (d *device) lost() {
 }
 
 // goneError is what the queues of a device that is gone fail with.
-func (d *device) goneError() error { return fmt.Errorf("rdmacore: device %s is gone: %w", d.name, syscall.ENODEV) }
+func (d *device) goneError() error {
+	return fmt.Errorf("rdmacore: device %s is gone: %w", d.name, syscall.ENODEV)
+}
 
 // shard is a completion channel and the goroutine that reads it.
 type shard struct {

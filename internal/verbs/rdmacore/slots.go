@@ -4,6 +4,7 @@ package rdmacore
 
 import (
 	"math/bits"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -136,13 +137,15 @@ func (t *table) find(id uint64) *qp {
 }
 
 // translate turns completions of the driver's into the consumer's. Those of queue pairs that are closed
-// vanish. It returns how many remain, and whether one of them failed.
-func (d *device) translate(wcs []verbs.WC) (n int, failed bool) {
+// vanish. It returns how many remain, and the queue pairs that they tell the failure of, not yet known to have failed.
+// A queue pair's number would not do: it may be another's by the time that somebody looks.
+func (d *device) translate(wcs []verbs.WC) (n int, failed []*qp) {
 	for i := range wcs {
 		w := &wcs[i]
+		var q *qp
 		switch w.ID & kindMask {
 		case kindSend, kindRecv:
-			q := d.table.find(w.ID)
+			q = d.table.find(w.ID)
 			if q == nil {
 				continue
 			}
@@ -154,6 +157,7 @@ func (d *device) translate(wcs []verbs.WC) (n int, failed bool) {
 		case kindSRQ:
 			d.mu.Lock()
 			s := d.srqs[w.ID&^kindMask>>genShift]
+			q = d.nums[w.QPN] // nothing else tells
 			d.mu.Unlock()
 			if s == nil {
 				continue
@@ -162,7 +166,9 @@ func (d *device) translate(wcs []verbs.WC) (n int, failed bool) {
 		default:
 			continue
 		}
-		failed = failed || w.Status != verbs.Success
+		if w.Status != verbs.Success && q != nil && !q.failed.Load() && !slices.Contains(failed, q) {
+			failed = append(failed, q)
+		}
 		if n != i {
 			wcs[n] = *w
 		}
