@@ -110,7 +110,7 @@ func TestReplays(t *testing.T) {
 
 // TestSilentConnections: a process that connects again and again, and says nothing, gets a few connections.
 func TestSilentConnections(t *testing.T) {
-	in := make(inbox, 10)
+	in := make(inbox, 100)
 	port := testPort()
 	p := join(t, Config{Port: port, Received: in.received})
 	c := newChild(t, port)
@@ -126,10 +126,19 @@ func TestSilentConnections(t *testing.T) {
 	// Others have theirs.
 	c.do("send %d", p.Slot()).expect("sent <nil>")
 	require.Equal(t, describe(testPacket(7)), in.take(t))
+	// What this process hands over meanwhile is lost, which is not the same as nobody's: that draws a refusal.
+	mute := join(t, Config{Port: port})
+	for range 50 {
+		require.NotErrorIs(t, mute.HandOver(Target{Slot: p.Slot()}, testPacket(6)), ErrUnclaimed)
+	}
+	require.NoError(t, mute.Close())
 	for _, fd := range mine {
 		unix.Close(fd)
 	}
 	require.Eventually(t, func() bool { return fds(t) <= before+1 }, 5*time.Second, time.Millisecond)
+	for len(in) > 0 {
+		<-in // what came before its connection was refused
+	}
 	// It may come again.
 	q := join(t, Config{Port: port})
 	require.NoError(t, q.HandOver(Target{Slot: p.Slot()}, testPacket(5)))

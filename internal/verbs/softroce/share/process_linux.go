@@ -99,8 +99,11 @@ func (p *Process) claim(k portKey) (giveUp func(), err error) {
 // trusted tells whether the process at the other end may give us packets and take ours.
 func (p *Process) trusted(c *unix.Ucred) bool { return c.Uid == 0 || int(c.Uid) == p.uid }
 
+// handOverTries bounds how often a new connection may end before it takes anything.
+const handOverTries = 3
+
 func (p *Process) handOver(to Target, pkt *netio.Packet) error {
-	for {
+	for tries := 0; ; {
 		pe, fresh, err := p.peer(to)
 		if err != nil {
 			return err
@@ -112,10 +115,14 @@ func (p *Process) handOver(to Target, pkt *netio.Packet) error {
 		case errors.Is(err, os.ErrClosed) && fresh: // by us, to make room
 			return fmt.Errorf("%w: %w", ErrDropped, err)
 		case errors.Is(err, unix.EPIPE), errors.Is(err, unix.ECONNRESET), errors.Is(err, unix.ENOTCONN), errors.Is(err, os.ErrClosed):
-			// It died. Another one may have the name by now, which did not when we connected.
+			// It died, and another one may have the name by now. Or it is there and has too many connections: that
+			// must not count as nobody's.
 			p.forget(pe)
 			if fresh {
-				return ErrUnclaimed
+				tries++
+			}
+			if tries == handOverTries {
+				return fmt.Errorf("%w: %w", ErrDropped, err)
 			}
 		default: // EAGAIN: its queue is full
 			return fmt.Errorf("%w: %w", ErrDropped, err)

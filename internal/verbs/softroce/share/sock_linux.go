@@ -77,8 +77,8 @@ type listener struct {
 	counts map[int32]int      // of each process
 }
 
-// maxConns bounds the connections of one process to a name. It needs one, and another while that one ends.
-const maxConns = 16
+// maxConns bounds the connections of one process to a name. It needs one, and others while that one ends.
+const maxConns = 64
 
 // listen claims the name of a target.
 func (p *Process) listen(t Target) (*listener, error) {
