@@ -158,13 +158,19 @@ func (l *listener) remove(c *cmid) bool {
 // GetRequest implements [verbs.Listener].
 func (l *listener) GetRequest(ctx context.Context) (verbs.CMID, error) {
 	for {
-		if err := ctx.Err(); err != nil {
-			return nil, fmt.Errorf("softroce: waiting for a request: %w", err)
-		}
 		l.mu.Lock()
-		if l.closed {
+		err := ctx.Err()
+		switch {
+		case err != nil:
+			if len(l.queue) > 0 {
+				l.signal() // the wake-up that came with the end of ctx is another's
+			}
+		case l.closed:
+			err = net.ErrClosed
+		}
+		if err != nil {
 			l.mu.Unlock()
-			return nil, fmt.Errorf("softroce: waiting for a request: %w", net.ErrClosed)
+			return nil, fmt.Errorf("softroce: waiting for a request: %w", err)
 		}
 		if len(l.queue) > 0 {
 			c := l.queue[0]
