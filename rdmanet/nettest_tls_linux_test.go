@@ -88,8 +88,13 @@ func TestConnTLS(t *testing.T) {
 			case goodbye:
 				passed, out := runTLS(t, name, tlsTCP, 1, time.Minute)
 				require.Equal(t, 1, passed, "over TCP: %s", out)
-				passed, out = runTLS(t, name, tlsRDMA, 1, time.Minute)
-				require.Zero(t, passed, "it passes unaided: %s", out)
+				// Both may also close at the same moment.
+				for tries := 0; ; tries++ {
+					require.Less(t, tries, 20, "it passes unaided: %s", out)
+					if passed, out = runTLS(t, name, tlsRDMA, 1, time.Minute); passed == 0 {
+						break
+					}
+				}
 				require.Contains(t, out, "failed to send closeNotify alert")
 				require.Contains(t, out, syscall.EPIPE.Error())
 				passed, out = runTLS(t, name, tlsRDMATaken, count, 20*time.Minute)
