@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -197,7 +198,8 @@ func TestSquattedByTheSameUser(t *testing.T) {
 		p := join(t, Config{Port: testPort()})
 		to := Target{Slot: otherSlot(p)}
 		s := squat(t, unix.SOCK_SEQPACKET, p.name(to))
-		go func() {
+		var accepting sync.WaitGroup
+		accepting.Go(func() {
 			for {
 				c, _, err := unix.Accept(s)
 				if err != nil {
@@ -205,8 +207,11 @@ func TestSquattedByTheSameUser(t *testing.T) {
 				}
 				unix.Close(c)
 			}
-		}()
-		t.Cleanup(func() { unix.Shutdown(s, unix.SHUT_RDWR) })
+		})
+		t.Cleanup(func() {
+			unix.Shutdown(s, unix.SHUT_RDWR)
+			accepting.Wait() // before s is closed, and may be another's
+		})
 		died := make(chan struct{}, 1000)
 		soon(t, func() {
 			watched := 0
