@@ -21,11 +21,15 @@ var addr = flag.String("addr", "10.9.0.1", "an address of the RDMA device")
 // lacking are the operations that neither the provider nor rdma_rxe of Linux 6.1 has for regions of programs.
 var lacking = []verbs.Opcode{verbs.OpSendWithInv, verbs.OpFlush, verbs.OpAtomicWrite}
 
+// patience is longer than the kernel repeats a message that nobody answers: 16 times 6.1 s. It does not
+// destroy an identifier meanwhile.
+const patience = 3 * time.Minute
+
 // provider returns a provider that has told all peers when the test ends.
 func provider(t testing.TB) *rdmacore.Provider {
 	p := rdmacore.New(&rdmacore.Config{})
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
 		require.NoError(t, p.Drain(ctx))
 	})
