@@ -34,7 +34,7 @@ type cmid struct {
 	active        bool
 	local, remote netip.AddrPort
 	req           *verbs.ConnParam // passive
-	events        eventQueue
+	events        verbs.EventQueue
 	step          chan cmEvent  // active: what the step under way has come to; capacity 1
 	gone          chan struct{} // closed by Close
 
@@ -59,7 +59,7 @@ func (c *cmid) LocalAddr() netip.AddrPort { return c.local }
 
 func (c *cmid) RemoteAddr() netip.AddrPort { return c.remote }
 
-func (c *cmid) SetHandler(h func(verbs.Event)) { c.events.setHandler(h) }
+func (c *cmid) SetHandler(h func(verbs.Event)) { c.events.SetHandler(h) }
 
 // failure is the error of a call, which names the connection.
 func (c *cmid) failure(what string, err error) error {
@@ -331,7 +331,7 @@ func (c *cmid) onCM(ev *cmEvent) {
 			}
 		}
 		c.mu.Unlock()
-		c.events.post(verbs.Event{Type: verbs.EventEstablished})
+		c.events.Post(verbs.Event{Type: verbs.EventEstablished})
 	case cmDisconnected:
 		c.ended(nil)
 	case cmRemoval:
@@ -343,14 +343,14 @@ func (c *cmid) onCM(ev *cmEvent) {
 			dev.lost()
 		}
 		c.stepped(ev)
-		c.events.post(verbs.Event{Type: verbs.EventDeviceRemoval, Err: err})
+		c.events.Post(verbs.Event{Type: verbs.EventDeviceRemoval, Err: err})
 		c.mu.Lock()
 		if c.closed {
 			c.destroy() // nobody answers any more
 		}
 		c.mu.Unlock()
 	case cmAddrChange:
-		c.events.post(verbs.Event{Type: verbs.EventAddrChange})
+		c.events.Post(verbs.Event{Type: verbs.EventAddrChange})
 	}
 }
 
@@ -376,7 +376,7 @@ func (c *cmid) ended(err error) {
 		c.destroy()
 	}
 	c.mu.Unlock()
-	c.events.post(verbs.Event{Type: verbs.EventDisconnected, Err: err})
+	c.events.Post(verbs.Event{Type: verbs.EventDisconnected, Err: err})
 }
 
 // refused ends the attempt to connect, or what had come of it.
@@ -405,7 +405,7 @@ func (c *cmid) refused(ev *cmEvent) {
 		c.mu.Lock()
 		c.state = cmFailed
 		c.mu.Unlock()
-		c.events.post(verbs.Event{Type: verbs.EventConnectError, Err: c.failure("accepting", err)})
+		c.events.Post(verbs.Event{Type: verbs.EventConnectError, Err: c.failure("accepting", err)})
 	}
 }
 
@@ -485,7 +485,7 @@ func (c *cmid) Close() error {
 	c.mu.Lock()
 	if c.closed {
 		c.mu.Unlock()
-		c.events.close() // as promised to whoever closes
+		c.events.Close() // as promised to whoever closes
 		return nil
 	}
 	c.closed = true
@@ -500,6 +500,6 @@ func (c *cmid) Close() error {
 		c.destroy()
 	}
 	c.mu.Unlock()
-	c.events.close()
+	c.events.Close()
 	return nil
 }

@@ -129,7 +129,7 @@ func (c *core) resolve(ctx context.Context, attr *verbs.CMIDAttr) (*cmid, error)
 		id.mu.Unlock()
 		return nil, err
 	}
-	id.events.setHandler(attr.Handler)
+	id.events.SetHandler(attr.Handler)
 	return id, nil
 }
 

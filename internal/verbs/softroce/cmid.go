@@ -42,7 +42,7 @@ type cmid struct {
 	freePort      func()    // active
 	req           *ibcm.REQ // passive
 	l             *listener // passive
-	events        eventQueue
+	events        verbs.EventQueue
 	outcome       chan connectResult // active; capacity 1
 	gone          chan struct{}      // closed by Close
 
@@ -70,7 +70,7 @@ func (c *cmid) LocalAddr() netip.AddrPort { return c.local }
 
 func (c *cmid) RemoteAddr() netip.AddrPort { return c.remote }
 
-func (c *cmid) SetHandler(h func(verbs.Event)) { c.events.setHandler(h) }
+func (c *cmid) SetHandler(h func(verbs.Event)) { c.events.SetHandler(h) }
 
 // failure is the error of a call, which names the connection.
 func (c *cmid) failure(what string, err error) error {
@@ -240,7 +240,7 @@ func (c *cmid) ready(p *ibcm.ConnectParam, rep *ibcm.REP) error {
 	}
 	c.state, c.unwatch = cmConnected, stop
 	if c.lost {
-		c.events.post(verbs.Event{Type: verbs.EventDisconnected, Err: c.lostErr})
+		c.events.Post(verbs.Event{Type: verbs.EventDisconnected, Err: c.lostErr})
 	}
 	return nil
 }
@@ -265,7 +265,7 @@ func (c *cmid) onCM(e ibcm.Event) {
 	case ibcm.EventUnreachable:
 		c.refused(e.Err)
 	case ibcm.EventEstablished:
-		c.events.post(verbs.Event{Type: verbs.EventEstablished})
+		c.events.Post(verbs.Event{Type: verbs.EventEstablished})
 	case ibcm.EventDisconnected:
 		c.mu.Lock()
 		if c.active && c.state == cmConnecting {
@@ -278,7 +278,7 @@ func (c *cmid) onCM(e ibcm.Event) {
 		if told {
 			return
 		}
-		c.events.post(verbs.Event{Type: verbs.EventDisconnected, Err: e.Err})
+		c.events.Post(verbs.Event{Type: verbs.EventDisconnected, Err: e.Err})
 	case ibcm.EventDone:
 		c.mu.Lock()
 		c.undone--
@@ -313,7 +313,7 @@ func (c *cmid) refused(err error) {
 	c.mu.Lock()
 	c.state, c.lostErr = cmFailed, err
 	c.mu.Unlock()
-	c.events.post(verbs.Event{Type: verbs.EventConnectError, Err: err})
+	c.events.Post(verbs.Event{Type: verbs.EventConnectError, Err: err})
 }
 
 // Request implements [verbs.CMID].
@@ -435,7 +435,7 @@ func (c *cmid) Close() error {
 	c.mu.Lock()
 	if c.closed {
 		c.mu.Unlock()
-		c.events.close() // as promised to whoever closes
+		c.events.Close() // as promised to whoever closes
 		return nil
 	}
 	c.closed = true
@@ -452,7 +452,7 @@ func (c *cmid) Close() error {
 	if conn != nil {
 		conn.Close()
 	}
-	c.events.close()
+	c.events.Close()
 	if c.freePort != nil {
 		c.freePort()
 	}

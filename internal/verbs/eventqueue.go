@@ -1,24 +1,22 @@
-package softroce
+package verbs
 
-import (
-	"sync"
+import "sync"
 
-	"github.com/go-rdma/rdma/internal/verbs"
-)
-
-// eventQueue delivers the events of an identifier to its handler, one at a
+// EventQueue is for providers: it delivers the events of an identifier to its handler, one at a
 // time and in order, on a goroutine that lives while there are any. Events often arise inside
-// a consumer's call, whose locks a handler may want.
-type eventQueue struct {
+// a consumer's call, whose locks a handler may want, and the handler of one connection
+// holds up no other's. The zero value is ready for use.
+type EventQueue struct {
 	mu      sync.Mutex
 	cond    sync.Cond // running became false
-	handler func(verbs.Event)
-	queue   []verbs.Event
+	handler func(Event)
+	queue   []Event
 	running bool
 	closed  bool
 }
 
-func (q *eventQueue) post(e verbs.Event) {
+// Post adds an event, unless the queue is closed.
+func (q *EventQueue) Post(e Event) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.closed {
@@ -31,8 +29,8 @@ func (q *eventQueue) post(e verbs.Event) {
 	}
 }
 
-// setHandler replaces the handler. What waited for one is delivered at once.
-func (q *eventQueue) setHandler(h func(verbs.Event)) {
+// SetHandler replaces the handler. What waited for one is delivered at once.
+func (q *EventQueue) SetHandler(h func(Event)) {
 	q.mu.Lock()
 	q.handler = h
 	run := h != nil && !q.running && len(q.queue) > 0
@@ -45,7 +43,7 @@ func (q *eventQueue) setHandler(h func(verbs.Event)) {
 	}
 }
 
-func (q *eventQueue) run() {
+func (q *EventQueue) run() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for len(q.queue) > 0 && q.handler != nil {
@@ -64,8 +62,8 @@ func (q *eventQueue) run() {
 	}
 }
 
-// close drops what was not delivered. No handler runs once it returns.
-func (q *eventQueue) close() {
+// Close drops what was not delivered. No handler runs once it returns.
+func (q *EventQueue) Close() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.closed, q.queue, q.handler = true, nil, nil
