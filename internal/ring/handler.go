@@ -55,8 +55,8 @@ type arrivals struct {
 	due      bool // space or credits may be given back
 	sends    bool // there are completions of sends, and
 	updates  bool // flow control
-	shut     int  // SHUTDOWN: the how manieth of the batch, from 1; 0: none
-	gone     int  // DISCONNECT
+	shut     int  // the first SHUTDOWN: the how manieth of the batch, from 1; 0: none
+	gone     int  // the first DISCONNECT, likewise
 	flushed  bool // there are completions of requests that were flushed
 	breach   bool // the peer broke the rules: what comes behind it counts for nothing
 	err      error
@@ -117,10 +117,10 @@ func (in *arrivals) arrived(c *Conn, wc *verbs.WC, i int, now int64) error {
 		// The peer counts it as a message.
 		return c.rx.credit()
 	case immCtrl:
-		switch v {
-		case ctrlDisconnect:
+		switch {
+		case v == ctrlDisconnect && in.gone == 0:
 			in.gone = i + 1
-		case ctrlShutdown:
+		case v == ctrlShutdown && in.shut == 0:
 			in.shut = i + 1
 		}
 	default:
