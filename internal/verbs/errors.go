@@ -47,3 +47,31 @@ func (e *RejectError) Error() string {
 
 // Is makes every refusal match ECONNREFUSED.
 func (e *RejectError) Is(target error) bool { return target == syscall.ECONNREFUSED }
+
+// Statuses of a SIDR_REP (IBTA 12.11.2.2) that the code above providers tells apart.
+const (
+	SIDRUnsupported = 1 // nobody serves the port
+	SIDRRejected    = 2 // the application refused
+	SIDRNoQP        = 3
+)
+
+var sidrNames = map[int]string{
+	SIDRUnsupported: "nobody serves the port", SIDRRejected: "refused by the application", SIDRNoQP: "no queue pair",
+}
+
+// LookupError is a refusal to tell the queue pair of a service. It is ECONNREFUSED to errors.Is.
+type LookupError struct {
+	Status      int
+	PrivateData []byte // as received, padded with zeros; nil where a provider does not tell
+}
+
+func (e *LookupError) Error() string {
+	s := "connection refused: "
+	if n, ok := sidrNames[e.Status]; ok {
+		return s + n + " (status " + strconv.Itoa(e.Status) + ")"
+	}
+	return s + "status " + strconv.Itoa(e.Status)
+}
+
+// Is makes every refusal match ECONNREFUSED.
+func (e *LookupError) Is(target error) bool { return target == syscall.ECONNREFUSED }

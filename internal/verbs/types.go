@@ -44,6 +44,14 @@ func (p PortSpace) String() string {
 	return "PortSpace(0x" + strconv.FormatUint(uint64(p), 16) + ")"
 }
 
+// Numbers of datagrams.
+const (
+	// UDPQKey is the Q_Key of queue pairs and groups of PSUDP (RDMA_UDP_QKEY of rdma_cm).
+	UDPQKey = 0x01234567
+	// MulticastQPN is the queue pair number that stands for all members of a group (IBTA 9.6.1.4).
+	MulticastQPN = 0xffffff
+)
+
 // MTU is the payload of one packet, in bytes: 256, 512, 1024, 2048 or 4096.
 type MTU int
 
