@@ -74,12 +74,16 @@ const (
 	EventDeviceRemoval
 	// EventAddrChange: the address of the device's interface changed.
 	EventAddrChange
+	// EventMulticastError: the membership of Group is lost, Err says why (on InfiniBand: the subnet's administrator forgot
+	// it). It is still to be left, and may be joined again.
+	EventMulticastError
 )
 
 // Event is one event of a connection.
 type Event struct {
-	Type EventType
-	Err  error
+	Type  EventType
+	Err   error
+	Group *UDParam // what Join returned
 }
 
 // CMID is a communication identifier: one end of a connection that is to be.
@@ -137,31 +141,43 @@ type Aborter interface {
 
 // UDParam is how a datagram peer or a group is reached.
 type UDParam struct {
-	AH          AHAttr
-	QPN         uint32
+	AH          AHAttr // Local and Port are those of the identifier
+	QPN         uint32 // of a group: MulticastQPN
 	QKey        uint32
 	PrivateData []byte
 }
 
 // JoinAttr names a multicast group to join.
 type JoinAttr struct {
-	Group    netip.Addr // a zero address asks for a fresh group
-	MGID     netip.Addr // instead of Group: a group identifier taken as it is
+	Group netip.Addr // 0.0.0.0 or :: asks for a fresh group, which AH.Remote of the result names
+	MGID  netip.Addr // instead of Group: a group identifier taken as it is; :: asks for a fresh one
+
+	// SendOnly asks for a membership that receives nothing. Where it cannot be had the error says errors.ErrUnsupported;
+	// it is never a full one in silence.
 	SendOnly bool
 }
 
-// UDCMID is a [CMID] of a datagram port space. Resolve with a zero Remote only
+// UDCMID is a [CMID] of a datagram port space: PSUDP and PSIPoIB. Resolve with a zero Remote only
 // binds it to Local or Device, as a service or a member of unmapped groups needs;
 // with a multicast Remote it chooses the interface.
+//
+// CreateQP makes a UD queue pair that is ready to send and receive at once, with the Q_Key of rdma_cm (UDPQKey; that of
+// the IPoIB broadcast group in PSIPoIB) and the port's MTU as the limit of a datagram. Nothing is connected, so
+// Connect and Accept fail with EINVAL, and Disconnect does no more than move the queue pair to the error state.
 type UDCMID interface {
 	CMID
-	// Lookup asks the service at the remote address for its queue pair (SIDR_REQ).
+	// Lookup asks the service at the remote address for its queue pair (SIDR_REQ), once for each identifier. It needs no
+	// queue pair of this side, and the identifier may be closed when the answer is there. A refusal is a
+	// [*LookupError], silence ETIMEDOUT. When ctx ends, so does the attempt; after a failure only Close is of use.
 	Lookup(ctx context.Context, privateData []byte) (*UDParam, error)
-	// Reply answers such a request with a queue pair, which may serve many of them.
+	// Reply answers a request, of which only the PrivateData came, with a queue pair, which may serve many of them and be that of any
+	// identifier. qkey 0 is the port space's own; another one need not be possible (errors.ErrUnsupported).
 	Reply(qpn, qkey uint32, privateData []byte) error
-	// Join makes the queue pair a member of a group and tells how it is reached.
+	// Join makes the identifier's queue pair a member of a group and tells how it is reached. A group that is none gives
+	// EINVAL, one that was joined already EADDRINUSE, as with IP_ADD_MEMBERSHIP.
 	Join(ctx context.Context, attr *JoinAttr) (*UDParam, error)
-	// Leave takes what Join returned.
+	// Leave takes what Join returned, or a copy. Where the identifier is no member it gives EADDRNOTAVAIL. Closing the queue
+	// pair or the identifier leaves what is left.
 	Leave(p *UDParam) error
 }
 

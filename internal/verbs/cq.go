@@ -36,7 +36,7 @@ type WC struct {
 	Status    Status
 	Op        WCOpcode
 	Flags     WCFlags
-	ByteLen   uint32 // received bytes; for UD, the 40 bytes of the GRH included
+	ByteLen   uint32 // received bytes; for UD, the 40 bytes of the GRH included, whether there is one or not
 	Imm       uint32
 	QPN       uint32 // of this side
 	VendorErr uint32
@@ -54,6 +54,6 @@ type WCFlags uint8
 const (
 	WCWithImm WCFlags = 1 << iota
 	WCWithInv         // Imm is the key that was invalidated
-	WCGRH             // the first 40 bytes are a GRH
+	WCGRH             // UD: the first 40 bytes are a GRH; without, they are undefined
 	WCGRHv4           // the GRH's last 20 bytes are an IPv4 header
 )

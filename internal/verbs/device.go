@@ -114,6 +114,8 @@ type PD interface {
 	RegMR(mem []byte, access Access) (MR, error)
 
 	CreateSRQ(attr *SRQAttr) (SRQ, error)
+
+	// CreateAH may wait for the neighbour's hardware address (ARP) where the device needs it.
 	CreateAH(attr *AHAttr) (AH, error)
 
 	// Close fails while regions, arenas, queue pairs, SRQs or AHs of the domain live.

@@ -20,14 +20,15 @@ type QPInitAttr struct {
 	// default, which for rdma_cm is the longest, 655.36 ms.
 	MinRNRTimer uint8
 
-	// BlockMulticastLoopback keeps a UD queue pair's own datagrams from coming back to it.
+	// BlockMulticastLoopback keeps a UD queue pair's own datagrams from coming back to it. A device that cannot gives
+	// errors.ErrUnsupported.
 	BlockMulticastLoopback bool
 }
 
 // QPCap is what a queue pair was really given.
 type QPCap struct {
 	MaxSendWR, MaxRecvWR, MaxSendSGE, MaxRecvSGE, MaxInline int
-	PathMTU                                                 MTU // 0 before the queue pair is connected
+	PathMTU                                                 MTU // 0 before the queue pair is connected; of UD: the port's
 }
 
 // QPStats counts what the transport had to repair; zero where a device does not tell.
@@ -114,7 +115,7 @@ type SendWR struct {
 // RecvWR is a receive work request.
 type RecvWR struct {
 	ID  uint64
-	SGL []SGE // none for receives that only immediates consume
+	SGL []SGE // none for receives that only immediates consume; of UD: the first entry has room for the GRH
 }
 
 // SRQAttr says what a shared receive queue shall be able to do.

@@ -27,7 +27,7 @@ const (
 	PSIPoIB PortSpace = 0x0002
 	PSTCP   PortSpace = 0x0106 // RC, connected by REQ
 	PSUDP   PortSpace = 0x0111 // UD, looked up by SIDR_REQ
-	PSIB    PortSpace = 0x013f
+	PSIB    PortSpace = 0x013f // RC, as rdma_create_id(3) makes identifiers of it
 )
 
 func (p PortSpace) String() string {
