@@ -43,6 +43,8 @@ type cmid struct {
 	state       cmState
 	established bool // passive: the connection manager knows that the peer is there
 	leaving     bool // a disconnect was sent or is to be, the answer is to come
+	resolving   bool // active: C is about to use h
+	removed     bool // the device is gone
 	closed      bool
 	dying       bool // C's identifier is being destroyed
 	finished    bool // closed, and nothing is held any more
@@ -84,8 +86,10 @@ func (c *cmid) CreateQP(domain verbs.PD, attr *verbs.QPInitAttr) (verbs.QP, erro
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
-	case c.h == nil:
+	case c.closed:
 		return nil, net.ErrClosed
+	case c.h == nil:
+		return nil, c.failure("queue pair to", syscall.ENODEV)
 	case c.q != nil:
 		return nil, fmt.Errorf("rdmacore: the identifier has a queue pair: %w", syscall.EINVAL)
 	}
@@ -230,8 +234,11 @@ func refusal(ev *cmEvent) error {
 func (c *cmid) ready() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.closed || c.h == nil {
+	switch {
+	case c.closed:
 		return net.ErrClosed
+	case c.h == nil:
+		return syscall.ENODEV
 	}
 	if err := c.q.connect(c.h, -1, -1); err != nil {
 		return err
@@ -345,8 +352,9 @@ func (c *cmid) onCM(ev *cmEvent) {
 		c.stepped(ev)
 		c.events.Post(verbs.Event{Type: verbs.EventDeviceRemoval, Err: err})
 		c.mu.Lock()
-		if c.closed {
-			c.destroy() // nobody answers any more
+		c.removed = true
+		if !c.resolving {
+			c.destroy() // nobody answers any more, and the kernel waits for it
 		}
 		c.mu.Unlock()
 	case cmAddrChange:
@@ -456,8 +464,13 @@ func (c *cmid) destroy() {
 	if h := c.h; h != nil {
 		c.h, c.dying = nil, true
 		c.ch.remove(c)
+		removed := c.removed
 		c.c.reaper.do(func() {
-			_ = coreDestroyID(h) // nobody is left to tell
+			if removed {
+				removeID(h)
+			} else {
+				_ = coreDestroyID(h) // nobody is left to tell
+			}
 			c.mu.Lock()
 			defer c.mu.Unlock()
 			c.dying = false

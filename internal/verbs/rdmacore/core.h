@@ -283,7 +283,7 @@ typedef struct {
 
 rdmacore_ref rdmacore_create_ec(void);
 void rdmacore_destroy_ec(rdmacore_ec *);
-/* Lets librdmacm close devices that are gone. It keeps the last one there was. */
+/* Lets librdmacm forget devices that are gone, which it does as long as there are others. */
 void rdmacore_forget(void);
 int rdmacore_next_event(rdmacore_ec *, rdmacore_event *);
 
@@ -297,6 +297,10 @@ int rdmacore_resolve_addr(rdmacore_id *, const rdmacore_addr *local, const rdmac
 int rdmacore_resolve_route(rdmacore_id *, int ms);
 int rdmacore_listen(rdmacore_id *, int backlog);
 int rdmacore_info(rdmacore_id *, rdmacore_id_info *);
+/* Tells librdmacm's contexts of devices apart; 0: the identifier is bound to none. */
+uint64_t rdmacore_context(rdmacore_id *);
+/* Takes the device that is gone out of the hands of librdmacm. The identifier is only to be destroyed after this. */
+int rdmacore_vacate(rdmacore_id *);
 int rdmacore_connect(rdmacore_id *, const rdmacore_param *);
 int rdmacore_accept(rdmacore_id *, const rdmacore_param *);
 int rdmacore_establish(rdmacore_id *);

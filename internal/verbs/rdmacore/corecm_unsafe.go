@@ -51,7 +51,7 @@ func coreCreateEC() (ec *coreEC, fd int, err error) {
 
 func coreDestroyEC(ec *coreEC) { C.rdmacore_destroy_ec(ec) }
 
-// coreForget lets librdmacm close devices that are gone.
+// coreForget lets librdmacm forget devices that are gone.
 func coreForget() { C.rdmacore_forget() }
 
 // eventBuffer is where C puts an event.
@@ -152,6 +152,12 @@ func coreInfo(id *coreID) (device string, port int, local, remote netip.AddrPort
 	C.rdmacore_info(id, &i)
 	return C.GoString(&i.device[0]), int(i.port), fromAddr(&i.local), fromAddr(&i.remote)
 }
+
+// coreContext tells librdmacm's contexts of devices apart; 0 is none.
+func coreContext(id *coreID) uint64 { return uint64(C.rdmacore_context(id)) }
+
+// coreVacate takes a device that is gone out of the hands of librdmacm.
+func coreVacate(id *coreID) error { return errnoOf(C.rdmacore_vacate(id)) }
 
 func toParam(p *verbs.ConnParam, q *qp) (c C.rdmacore_param) {
 	c.responder_resources, c.initiator_depth = C.uint8_t(p.ResponderResources), C.uint8_t(p.InitiatorDepth)

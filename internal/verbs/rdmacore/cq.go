@@ -18,7 +18,8 @@ type cq struct {
 	onNote func() // CQAttr.Notify
 
 	mu     sync.Mutex
-	h      *coreCQ // nil once closed
+	h      *coreCQ // nil once closed, or its device was given up
+	closed bool
 	failed error
 	users  int // queue pairs, once for each of their queues
 	uds    int // those for datagrams
@@ -35,6 +36,11 @@ func (d *device) CreateCQ(attr *verbs.CQAttr) (verbs.CQ, error) {
 	if !d.tryRetain() {
 		return nil, fmt.Errorf("rdmacore: completion queue: %w", net.ErrClosed)
 	}
+	if err := d.enter(); err != nil {
+		d.release()
+		return nil, err
+	}
+	defer d.leave()
 	c := &cq{dev: d, token: newToken(), onNote: attr.Notify}
 	err := c.create(attr.Depth)
 	if err != nil {
@@ -84,8 +90,8 @@ func (c *cq) poll(wc []verbs.WC) (n int, failed []*qp, err error) {
 	defer c.mu.Unlock()
 	for {
 		switch {
-		case c.h == nil:
-			return 0, nil, net.ErrClosed
+		case c.h == nil || c.closed:
+			return 0, nil, c.dev.closedError()
 		case len(wc) == 0:
 			return 0, nil, nil
 		case c.failed != nil && c.dev.gone.Load():
@@ -110,8 +116,8 @@ func (c *cq) Arm() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
-	case c.h == nil:
-		return net.ErrClosed
+	case c.h == nil || c.closed:
+		return c.dev.closedError()
 	case c.failed != nil && c.dev.gone.Load():
 		return c.failed
 	}
@@ -143,7 +149,7 @@ func (c *cq) setFailed(err error) (first bool) {
 // the handler of another queue before them. No lock is held.
 func (c *cq) notified() {
 	c.mu.Lock()
-	if c.h == nil || c.onNote == nil {
+	if c.closed || c.onNote == nil {
 		c.mu.Unlock()
 		return
 	}
@@ -163,8 +169,8 @@ func (c *cq) notified() {
 func (c *cq) use(typ verbs.QPType) (*coreCQ, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.h == nil {
-		return nil, fmt.Errorf("rdmacore: completion queue: %w", net.ErrClosed)
+	if c.h == nil || c.closed {
+		return nil, fmt.Errorf("rdmacore: completion queue: %w", c.dev.closedError())
 	}
 	c.users++
 	if typ == verbs.UD {
@@ -185,7 +191,7 @@ func (c *cq) unuse(typ verbs.QPType) {
 // Close implements [verbs.CQ].
 func (c *cq) Close() error {
 	c.mu.Lock()
-	if c.h == nil {
+	if c.closed {
 		c.mu.Unlock()
 		return nil
 	}
@@ -193,8 +199,7 @@ func (c *cq) Close() error {
 		c.mu.Unlock()
 		return fmt.Errorf("rdmacore: completion queue of a living queue pair: %w", verbs.ErrBusy)
 	}
-	h := c.h
-	c.h = nil
+	c.closed = true
 	var quiet chan struct{}
 	if c.notifying > 0 {
 		quiet = make(chan struct{})
@@ -204,13 +209,23 @@ func (c *cq) Close() error {
 	if quiet != nil {
 		<-quiet
 	}
-	c.dev.mu.Lock()
-	delete(c.dev.cqs, c.token)
-	c.dev.mu.Unlock()
-	err := coreDestroyCQ(h)
-	defer c.dev.release()
-	if err != nil && !c.dev.gone.Load() {
-		return c.dev.failure("destroying a completion queue", err)
+	d := c.dev
+	d.mu.Lock()
+	delete(d.cqs, c.token)
+	d.mu.Unlock()
+	d.using.RLock()
+	defer d.using.RUnlock()
+	defer d.release()
+	return d.destroy("a completion queue", c.destroy)
+}
+
+func (c *cq) destroy() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.h == nil {
+		return nil
 	}
-	return nil
+	h := c.h
+	c.h = nil
+	return coreDestroyCQ(h)
 }

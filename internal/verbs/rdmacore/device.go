@@ -24,13 +24,15 @@ type core struct {
 	open map[string]*device
 	ec   *eventChannel
 
-	idle   idle
-	reaper reaper
+	idle    idle
+	reaper  reaper
+	watcher watcher
 }
 
 func (c *core) init(p *Provider) {
 	c.p = p
 	c.open = make(map[string]*device)
+	c.watcher.c = c
 }
 
 // order is where messages pass between goroutines unseen by the race detector.
@@ -48,7 +50,6 @@ func newToken() uint64 { return tokens.Add(1) }
 type device struct {
 	c      *core
 	name   string
-	ctx    *coreCtx
 	attr   attrs
 	port   []portAttrs // at the time of opening
 	maxMsg int64       // longest message of any port
@@ -56,6 +57,10 @@ type device struct {
 	refs  atomic.Int64 // opens, and whatever lives on the device
 	gone  atomic.Bool
 	async *drainer
+
+	// Calls of C with ctx, or with what was made of it, hold using; posting and polling hold the queue's lock instead.
+	using sync.RWMutex
+	ctx   *coreCtx // nil once closed
 
 	table table
 
@@ -171,15 +176,15 @@ func (d *device) release() {
 }
 
 func (d *device) shutdown() {
+	if d.ctx == nil {
+		return // given up when it was removed
+	}
 	d.async.close()
 	d.async.wait()
 	for _, s := range d.shards {
 		s.close()
 	}
 	_ = coreClose(d.ctx) // nobody is left to tell
-	if d.gone.Load() {
-		coreForget()
-	}
 }
 
 // Close implements [verbs.Device].
@@ -205,6 +210,8 @@ func (d *device) failure(what string, err error) error {
 	return fmt.Errorf("rdmacore: %s on %s: %w", what, d.name, err)
 }
 
+const portDown = 1
+
 var portStates = [...]string{"NOP", "DOWN", "INIT", "ARMED", "ACTIVE", "ACTIVE_DEFER"}
 
 func (d *device) Info() *verbs.DeviceInfo {
@@ -213,16 +220,8 @@ func (d *device) Info() *verbs.DeviceInfo {
 	info.MaxQP, info.MaxCQE, info.MaxQPWR, info.MaxSGE = a.maxQP, a.maxCQE, a.maxQPWR, a.maxSGE
 	info.MaxRDAtomic, info.ODP = min(a.maxRDAtomic, a.maxInitRDAtomic), a.odp
 	info.Ports = info.Ports[:0]
-	gids, err := coreGIDs(d.ctx)
-	if err != nil {
-		gids = nil // the ports are shown without
-	}
-	for i := range a.ports {
-		p, err := coreQueryPort(d.ctx, i+1)
-		if err != nil {
-			p = d.port[i]
-			p.state = 1
-		}
+	gids, ports := d.query()
+	for i, p := range ports {
 		if i == 0 || p.maxMsg < info.MaxMsgSize {
 			info.MaxMsgSize = p.maxMsg
 		}
@@ -246,6 +245,25 @@ func (d *device) Info() *verbs.DeviceInfo {
 		info.Ports = append(info.Ports, port)
 	}
 	return &info
+}
+
+// query tells what changes while a device is open. One that is gone has no addresses, and its ports are down.
+func (d *device) query() (gids []gidEntry, ports []portAttrs) {
+	ports = slices.Clone(d.port)
+	for i := range ports {
+		ports[i].state = portDown
+	}
+	if d.enter() != nil {
+		return nil, ports
+	}
+	defer d.leave()
+	gids, _ = coreGIDs(d.ctx) // the ports are shown without
+	for i := range ports {
+		if p, err := coreQueryPort(d.ctx, i+1); err == nil {
+			ports[i] = p
+		}
+	}
+	return gids, ports
 }
 
 // devices describes the kernel's devices of these names.
@@ -324,27 +342,6 @@ func (d *device) receivers(s *srq) (qps []*qp) {
 		}
 	}
 	return qps
-}
-
-// lost is told that the device is gone.
-func (d *device) lost() {
-	if d.gone.Swap(true) {
-		return
-	}
-	d.mu.Lock()
-	cqs := make([]*cq, 0, len(d.cqs))
-	for _, c := range d.cqs {
-		cqs = append(cqs, c)
-	}
-	d.mu.Unlock()
-	for _, c := range cqs {
-		c.fail(d.goneError())
-	}
-}
-
-// goneError is what the queues of a device that is gone fail with.
-func (d *device) goneError() error {
-	return fmt.Errorf("rdmacore: device %s is gone: %w", d.name, syscall.ENODEV)
 }
 
 // shard is a completion channel and the goroutine that reads it.

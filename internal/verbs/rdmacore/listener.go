@@ -156,6 +156,7 @@ func (l *listener) open() error {
 		_ = coreDestroyID(h) // the first error says more
 		return err
 	}
+	l.c.watcher.device(h)
 	_, _, local, _ := coreInfo(h)
 	l.mu.Lock()
 	l.h = h
@@ -262,6 +263,7 @@ func (l *listener) adopt() (*cmid, error) {
 		c: c, ch: ch, dev: dev, token: newToken(), h: h, req: &param,
 		local: local, remote: remote, gone: make(chan struct{}),
 	}
+	c.watcher.device(h)
 	ch.add(id)
 	if err := coreMoveID(h, ch.ec, id.token); err != nil {
 		ch.remove(id)
@@ -279,7 +281,7 @@ func (l *listener) away() {
 	l.h = nil
 	l.mu.Unlock()
 	if h != nil {
-		_ = coreDestroyID(h) // its device is gone
+		removeID(h)
 	}
 	t := time.NewTicker(returnRetry)
 	defer t.Stop()

@@ -30,6 +30,11 @@ func (d *device) AllocPD() (verbs.PD, error) {
 	if !d.tryRetain() {
 		return nil, fmt.Errorf("rdmacore: protection domain: %w", net.ErrClosed)
 	}
+	if err := d.enter(); err != nil {
+		d.release()
+		return nil, err
+	}
+	defer d.leave()
 	h, err := coreAllocPD(d.ctx)
 	if err != nil {
 		d.release()
@@ -71,6 +76,8 @@ func (p *pd) arenaOf(mem []byte) *arena {
 
 // Close implements [verbs.PD].
 func (p *pd) Close() error {
+	p.dev.using.RLock()
+	defer p.dev.using.RUnlock()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.h == nil {
@@ -80,9 +87,8 @@ func (p *pd) Close() error {
 		return fmt.Errorf("rdmacore: protection domain with %d arenas, %d regions and queue pairs: %w",
 			len(p.arenas), p.users, verbs.ErrBusy)
 	}
-	err := coreDeallocPD(p.h)
-	if err != nil && !p.dev.gone.Load() {
-		return p.dev.failure("closing a protection domain", err)
+	if err := p.dev.destroy("a protection domain", func() error { return coreDeallocPD(p.h) }); err != nil {
+		return err
 	}
 	p.h = nil
 	p.dev.release()
@@ -200,6 +206,10 @@ func (p *pd) RegMR(mem []byte, access verbs.Access) (verbs.MR, error) {
 		// ibv_reg_mr(3): remote writes need local ones.
 		return nil, fmt.Errorf("rdmacore: remote write or atomic access without local write: %w", syscall.EINVAL)
 	}
+	if err := p.dev.enter(); err != nil {
+		return nil, err
+	}
+	defer p.dev.leave()
 	h, err := p.use()
 	if err != nil {
 		return nil, err
@@ -234,13 +244,16 @@ func (m *mr) RKey() uint32 { return m.rkey }
 
 // Close implements [verbs.MR].
 func (m *mr) Close() error {
+	d := m.pd.dev
+	d.using.RLock()
+	defer d.using.RUnlock()
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.h == nil {
 		return nil
 	}
-	if err := coreDeregMR(m.h); err != nil && !m.pd.dev.gone.Load() {
-		return m.pd.dev.failure("deregistering memory", err)
+	if err := d.destroy("a memory region", func() error { return coreDeregMR(m.h) }); err != nil {
+		return err
 	}
 	m.h, m.mem = nil, nil // the memory may be unmapped from now on
 	m.unuse()

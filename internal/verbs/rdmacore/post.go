@@ -5,7 +5,6 @@ package rdmacore
 import (
 	"errors"
 	"fmt"
-	"net"
 	"sync"
 	"syscall"
 
@@ -23,7 +22,7 @@ func (q *qp) PostSend(wrs []verbs.SendWR) (n int, err error) {
 	q.sendMu.Lock()
 	switch {
 	case q.h == nil:
-		err = net.ErrClosed
+		err = q.dev.closedError()
 	case q.dev.gone.Load():
 		err = q.dev.failure("posting", syscall.ENODEV) // drivers that post without the kernel do not notice
 	case q.state != stateRTS && !q.failed.Load() && len(wrs) > 0 && q.typ == verbs.RC:
@@ -166,7 +165,7 @@ func (q *qp) PostRecv(wrs []verbs.RecvWR) (n int, err error) {
 	q.recvMu.Lock()
 	switch {
 	case q.h == nil:
-		err = net.ErrClosed
+		err = q.dev.closedError()
 	case q.dev.gone.Load():
 		err = q.dev.failure("posting", syscall.ENODEV) // as in PostSend
 	default:

@@ -44,9 +44,10 @@ type qp struct {
 	// connection manager knows of the connection.
 	onCommEst func()
 
-	// Posting holds one of the two, all else both. h is nil once closed.
+	// Posting holds one of the two, all else both. h is nil once closed, or the device was given up.
 	sendMu, recvMu sync.Mutex
 	h              *coreQP
+	closed         bool
 	index          uint32 // in the device's table
 	sq, rq         slots
 	state          qpState
@@ -99,6 +100,11 @@ func (d *device) newQP(p *pd, attr *verbs.QPInitAttr, onCommEst func()) (*qp, er
 	if !d.tryRetain() {
 		return nil, fmt.Errorf("rdmacore: queue pair: %w", net.ErrClosed)
 	}
+	if err := d.enter(); err != nil {
+		d.release()
+		return nil, err
+	}
+	defer d.leave()
 	undo := []func(){d.release}
 	fail := func(err error) (*qp, error) {
 		for _, f := range undo {
@@ -206,6 +212,9 @@ func (q *qp) Stats() verbs.QPStats { return verbs.QPStats{} }
 func (q *qp) init(id *coreID) error {
 	q.lock()
 	defer q.unlock()
+	if q.h == nil {
+		return q.dev.closedError()
+	}
 	err := coreQPInit(id, q.h, q.dev.attr.atomics)
 	if errors.Is(err, syscall.EINVAL) {
 		_, port, _, _ := coreInfo(id)
@@ -220,7 +229,7 @@ func (q *qp) connect(id *coreID, rdAtomic, destRDAtomic int) error {
 	defer q.unlock()
 	switch {
 	case q.h == nil:
-		return net.ErrClosed
+		return q.dev.closedError()
 	case q.state != stateInit || q.failed.Load():
 		return fmt.Errorf("the queue pair is connected already or failed: %w", syscall.EISCONN)
 	}
@@ -241,7 +250,7 @@ func (q *qp) ToError() error {
 	q.lock()
 	defer q.unlock()
 	if q.h == nil {
-		return net.ErrClosed
+		return q.dev.closedError()
 	}
 	return q.toError()
 }
@@ -269,16 +278,20 @@ func (q *qp) broke() {
 
 // Close implements [verbs.QP].
 func (q *qp) Close() error {
+	d := q.dev
+	d.using.RLock()
+	defer d.using.RUnlock()
 	q.lock()
 	defer q.unlock()
-	if q.h == nil {
+	if q.closed {
 		return nil
 	}
-	d := q.dev
-	if err := coreDestroyQP(q.h); err != nil && !d.gone.Load() {
-		return d.failure("destroying a queue pair", err)
+	if q.h != nil {
+		if err := d.destroy("a queue pair", func() error { return coreDestroyQP(q.h) }); err != nil {
+			return err
+		}
 	}
-	q.h = nil
+	q.h, q.closed = nil, true
 	d.table.remove(q)
 	d.mu.Lock()
 	delete(d.qps, q.token)

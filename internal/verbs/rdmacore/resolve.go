@@ -109,7 +109,7 @@ func (c *core) resolve(ctx context.Context, attr *verbs.CMIDAttr) (*cmid, error)
 	id := &cmid{
 		c: c, token: newToken(), active: true,
 		remote: netip.AddrPortFrom(to, attr.Remote.Port()),
-		step:   make(chan cmEvent, 1), gone: make(chan struct{}),
+		step:   make(chan cmEvent, 1), gone: make(chan struct{}), resolving: true,
 	}
 	ch, err := c.channel()
 	if err != nil {
@@ -156,9 +156,14 @@ func (c *cmid) resolve(ctx context.Context, from netip.AddrPort, attr *verbs.CMI
 		return err
 	}
 	_, _, local, remote := coreInfo(c.h)
+	c.c.watcher.device(c.h)
 	c.mu.Lock() // events come already
+	defer c.mu.Unlock()
 	c.dev, c.local, c.remote = dev, local, remote
-	c.mu.Unlock()
+	c.resolving = false
+	if c.removed {
+		return syscall.ENODEV
+	}
 	return nil
 }
 

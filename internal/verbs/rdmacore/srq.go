@@ -5,7 +5,6 @@ package rdmacore
 import (
 	"errors"
 	"fmt"
-	"net"
 	"sync"
 	"syscall"
 
@@ -19,11 +18,12 @@ type srq struct {
 	maxSGE     int
 	limitEvent func()
 
-	mu    sync.Mutex
-	h     *coreSRQ // nil once closed
-	users int
-	ids   []uint64 // the consumer's, by place
-	avail []uint32 // places that are free: receives complete in any order
+	mu     sync.Mutex
+	h      *coreSRQ // nil once closed, or its device was given up
+	users  int
+	closed bool
+	ids    []uint64 // the consumer's, by place
+	avail  []uint32 // places that are free: receives complete in any order
 }
 
 // CreateSRQ implements [verbs.PD].
@@ -43,6 +43,10 @@ func (p *pd) CreateSRQ(attr *verbs.SRQAttr) (verbs.SRQ, error) {
 		return nil, fmt.Errorf("rdmacore: shared receive queue of %d requests with %d entries, the limits are %d and %d: %w",
 			a.MaxWR, a.MaxSGE, d.attr.maxSRQWR, d.attr.maxSRQSGE, syscall.EINVAL)
 	}
+	if err := d.enter(); err != nil {
+		return nil, err
+	}
+	defer d.leave()
 	h, err := p.use()
 	if err != nil {
 		return nil, err
@@ -66,7 +70,7 @@ func (s *srq) use() (*coreSRQ, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.h == nil {
-		return nil, fmt.Errorf("rdmacore: shared receive queue: %w", net.ErrClosed)
+		return nil, fmt.Errorf("rdmacore: shared receive queue: %w", s.pd.dev.closedError())
 	}
 	s.users++
 	return s.h, nil
@@ -86,7 +90,7 @@ func (s *srq) PostRecv(wrs []verbs.RecvWR) (n int, err error) {
 	defer s.mu.Unlock()
 	switch {
 	case s.h == nil:
-		return 0, net.ErrClosed
+		return 0, s.pd.dev.closedError()
 	case s.pd.dev.gone.Load():
 		return 0, s.pd.dev.failure("posting", syscall.ENODEV) // drivers that post without the kernel do not notice
 	}
@@ -135,7 +139,7 @@ func (s *srq) ArmLimit(limit int) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.h == nil {
-		return net.ErrClosed
+		return s.pd.dev.closedError()
 	}
 	if err := coreArmSRQ(s.h, limit); err != nil {
 		return s.pd.dev.failure("arming a shared receive queue", err)
@@ -145,19 +149,23 @@ func (s *srq) ArmLimit(limit int) error {
 
 // Close implements [verbs.SRQ].
 func (s *srq) Close() error {
+	d := s.pd.dev
+	d.using.RLock()
+	defer d.using.RUnlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	d := s.pd.dev
 	switch {
-	case s.h == nil:
+	case s.closed:
 		return nil
 	case s.users > 0:
 		return fmt.Errorf("rdmacore: shared receive queue of %d queue pairs: %w", s.users, verbs.ErrBusy)
 	}
-	if err := coreDestroySRQ(s.h); err != nil && !d.gone.Load() {
-		return d.failure("destroying a shared receive queue", err)
+	if s.h != nil {
+		if err := d.destroy("a shared receive queue", func() error { return coreDestroySRQ(s.h) }); err != nil {
+			return err
+		}
 	}
-	s.h = nil
+	s.h, s.closed = nil, true
 	d.mu.Lock()
 	delete(d.srqs, s.token)
 	d.mu.Unlock()
@@ -176,6 +184,10 @@ type ah struct {
 // CreateAH implements [verbs.PD].
 func (p *pd) CreateAH(attr *verbs.AHAttr) (verbs.AH, error) {
 	d := p.dev
+	if err := d.enter(); err != nil {
+		return nil, err
+	}
+	defer d.leave()
 	a := *attr
 	if a.HopLimit == 0 {
 		a.HopLimit = 64
@@ -230,17 +242,20 @@ func (d *device) ownGID(a *verbs.AHAttr) (gidEntry, error) {
 
 // Close implements [verbs.AH].
 func (a *ah) Close() error {
+	d := a.pd.dev
+	d.using.RLock()
+	defer d.using.RUnlock()
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.h == nil {
 		return nil
 	}
-	err := coreDestroyAH(a.h)
-	if err != nil && !a.pd.dev.gone.Load() {
-		if errors.Is(err, syscall.EBUSY) {
-			return fmt.Errorf("rdmacore: address handle: %w", verbs.ErrBusy)
-		}
-		return a.pd.dev.failure("destroying an address handle", err)
+	err := d.destroy("an address handle", func() error { return coreDestroyAH(a.h) })
+	if errors.Is(err, syscall.EBUSY) {
+		return fmt.Errorf("rdmacore: address handle: %w", verbs.ErrBusy)
+	}
+	if err != nil {
+		return err
 	}
 	a.h = nil
 	a.pd.unuse()
