@@ -34,12 +34,19 @@ type Config struct {
 	// sets the handler of a connection that it takes.
 	Request func(c *Conn, q *REQ) Verdict
 
+	// Lookup is asked about each new request for a datagram service, without lock. Its verdict is
+	// Taken, Dropped or the status of the SIDR_REP. Nil: there are no such services.
+	Lookup func(r *LookupRequest, q *SIDRREQ) Verdict
+
 	// FirstRetry is the time until a message without answer is sent again; it
 	// doubles each time, up to the interval of rdma_cm. 0: 200 ms.
 	FirstRetry time.Duration
 	// ConnectTimeout bounds a connect without any answer. 0: 98.304 s, that is
 	// 16 times 6144 ms, which is what rdma_cm takes.
 	ConnectTimeout time.Duration
+	// LookupTimeout bounds a lookup without any answer. 0: 65.536 s, that is 16 times 4096 ms, which is what
+	// rdma_cm takes.
+	LookupTimeout time.Duration
 	// DisconnectTimeout bounds the wait for the answer to a DREQ. 0: 3 s.
 	DisconnectTimeout time.Duration
 	// Linger is the time for which a connection that is over still counts as
@@ -58,6 +65,7 @@ const (
 	maxMRAService  = 24                      // of the patience that a peer is granted: rdma_cm's own
 	defaultRetry   = 200 * time.Millisecond
 	defaultConnect = (maxCMRetries + 1) * reqInterval
+	defaultLookup  = (maxCMRetries + 1) * sidrInterval
 	defaultDREQ    = 3 * time.Second
 	defaultLinger  = 250 * time.Millisecond
 	defaultWait    = 4 * time.Second
@@ -128,6 +136,10 @@ type Agent struct {
 	halfOpen int
 	ended    int // connections that are only remembered
 	stats    Stats
+
+	lookups        map[uint32]*Lookup // by request ID
+	lookedUp       map[lookupID]*LookupRequest
+	lookupsWaiting int // of lookedUp, those not answered
 }
 
 // peerID is how a repeated REQ is known.
@@ -155,6 +167,7 @@ func NewAgent(cfg Config) *Agent {
 	}
 	def(&cfg.FirstRetry, defaultRetry)
 	def(&cfg.ConnectTimeout, defaultConnect)
+	def(&cfg.LookupTimeout, defaultLookup)
 	def(&cfg.DisconnectTimeout, defaultDREQ)
 	def(&cfg.Linger, defaultLinger)
 	def(&cfg.MaxTimeWait, defaultWait)
@@ -165,6 +178,7 @@ func NewAgent(cfg Config) *Agent {
 	return &Agent{
 		cfg: cfg, guid: cfg.Rand()&^uint64(group) | local,
 		conns: map[uint32]*Conn{}, requests: map[peerID]*Conn{}, qps: map[peerQPN]*Conn{},
+		lookups: map[uint32]*Lookup{}, lookedUp: map[lookupID]*LookupRequest{},
 	}
 }
 
@@ -188,6 +202,17 @@ func (a *Agent) Close() {
 		c.stopTimer()
 		c.queue = nil
 	}
+	for _, l := range a.lookups {
+		l.over = true
+		l.timer.Stop()
+	}
+	for _, r := range a.lookedUp {
+		if r.timer != nil {
+			r.timer.Stop()
+		}
+	}
+	clear(a.lookups)
+	clear(a.lookedUp)
 	clear(a.conns)
 	clear(a.requests)
 	clear(a.qps)
@@ -197,17 +222,23 @@ func (a *Agent) Close() {
 type work struct {
 	sends   []outgoing
 	deliver []*Conn
+	calls   []func()
 }
 
 type outgoing struct {
 	path    Path
 	mad     *[MADSize]byte
 	attempt int
-	c       *Conn // told of an error, if not nil
+	err     *error // where an error goes, under the lock; nil: nowhere
 }
 
+// send sends a datagram. c is told of an error, if it is not nil.
 func (w *work) send(p Path, m *[MADSize]byte, attempt int, c *Conn) {
-	w.sends = append(w.sends, outgoing{p, m, attempt, c})
+	o := outgoing{path: p, mad: m, attempt: attempt}
+	if c != nil {
+		o.err = &c.sendErr
+	}
+	w.sends = append(w.sends, o)
 }
 
 // finish unlocks the agent and does the work.
@@ -215,22 +246,25 @@ func (a *Agent) finish(w *work) {
 	a.mu.Unlock()
 	for i := range w.sends {
 		o := &w.sends[i]
-		if err := a.cfg.Send(o.path, o.mad[:], o.attempt); err != nil && o.c != nil {
+		if err := a.cfg.Send(o.path, o.mad[:], o.attempt); err != nil && o.err != nil {
 			a.mu.Lock()
-			o.c.sendErr = err
+			*o.err = err
 			a.mu.Unlock()
 		}
 	}
 	for _, c := range w.deliver {
 		c.runHandler()
 	}
+	for _, f := range w.calls {
+		f()
+	}
 }
 
-// newID returns a communication ID that is not in use.
+// newID returns a communication or request ID that is not in use.
 func (a *Agent) newID() uint32 {
 	for {
 		id := uint32(a.cfg.Slot)<<24 | uint32(a.cfg.Rand())&(1<<24-1)
-		if _, used := a.conns[id]; !used && id != 0 {
+		if a.conns[id] == nil && a.lookups[id] == nil && id != 0 {
 			return id
 		}
 	}

@@ -35,11 +35,10 @@ func (a *Agent) HandleMAD(p Path, mad []byte) {
 		case *DREP:
 			a.onDREP(&p, m, &w)
 		case *SIDRREQ:
-			// No datagram service here.
-			r := &SIDRREP{RequestID: m.RequestID, ServiceID: m.ServiceID, Status: SIDRUnsupported}
-			w.send(p, Encode(NewHeader(h.TransactionID, r), r), 0, nil)
+			a.onSIDRREQ(&p, &h, m, &w) // unlocks
+			return
 		case *SIDRREP:
-			a.stats.Unmatched++
+			a.onSIDRREP(&p, &h, m, &w)
 		}
 	}
 	a.finish(&w)
