@@ -126,26 +126,38 @@ func (m *Manager) candidate(element string) (c candidate, why string) {
 	}
 	c.device = name
 	for _, p := range m.Providers {
-		infos, err := p.Devices()
-		if err != nil {
+		info, ok := find(p, name)
+		if !ok {
 			continue
 		}
-		for i := range infos {
-			if infos[i].Name != name {
-				continue
-			}
-			c.p = p
-			switch {
-			case infos[i].Unusable != nil:
-				c.err = unusableError{infos[i].Unusable}
-			case hasPort && !slices.ContainsFunc(infos[i].Ports, func(p verbs.PortInfo) bool { return p.Num == c.port }):
-				c.err = noDevicef("device %s has no port %d", name, c.port)
-			}
-			return c, ""
+		c.p = p
+		switch {
+		case info.Unusable != nil:
+			c.err = unusableError{info.Unusable}
+		case hasPort && !slices.ContainsFunc(info.Ports, func(p verbs.PortInfo) bool { return p.Num == c.port }):
+			c.err = noDevicef("device %s has no port %d", name, c.port)
 		}
+		return c, ""
 	}
 	c.err = &UnknownDeviceError{Name: name, Have: m.Names()}
 	return c, ""
+}
+
+// find describes a provider's device. It opens no other: this is done at each dial that names a device.
+func find(p verbs.Provider, name string) (info verbs.DeviceInfo, ok bool) {
+	if f, ok := p.(verbs.Finder); ok {
+		return f.Find(name)
+	}
+	infos, err := p.Devices()
+	if err != nil {
+		return info, false
+	}
+	for i := range infos {
+		if infos[i].Name == name {
+			return infos[i], true
+		}
+	}
+	return info, false
 }
 
 // UnknownDeviceError is a device that this host does not have.

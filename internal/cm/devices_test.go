@@ -89,6 +89,39 @@ func TestDeviceListElements(t *testing.T) {
 	}
 }
 
+// finder must not be asked for all its devices.
+type finder struct {
+	*fakeProvider
+	t *testing.T
+}
+
+func (f finder) Devices() ([]verbs.DeviceInfo, error) {
+	f.t.Error("all devices were listed")
+	return nil, nil
+}
+
+func (f finder) Find(name string) (info verbs.DeviceInfo, ok bool) {
+	for _, info := range f.infos {
+		if info.Name == name {
+			return info, true
+		}
+	}
+	return info, false
+}
+
+// TestNamedDevice: naming a device does not take a look at others, which may mean to open them.
+func TestNamedDevice(t *testing.T) {
+	m := testManager()
+	m.Providers[0] = finder{m.Providers[0].(*fakeProvider), t}
+	cs, err := m.candidates("mlx5_0/1,mlx5_1,softroce0")
+	require.NoError(t, err)
+	require.Len(t, cs, 3)
+	assert.Equal(t, "rdmacore", cs[0].providerName())
+	require.NoError(t, cs[0].err)
+	require.ErrorContains(t, cs[1].err, "no permission")
+	assert.Equal(t, "softroce", cs[2].providerName())
+}
+
 func TestDeviceEnvironment(t *testing.T) {
 	m := testManager()
 	m.Getenv = func(key string) string {

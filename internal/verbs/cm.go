@@ -97,8 +97,8 @@ type CMID interface {
 	RemoteAddr() netip.AddrPort
 
 	// SetHandler replaces the handler of events. Events that happened
-	// while there was none are delivered to it first, in order, if need be after
-	// SetHandler has returned.
+	// while there was none are delivered to it first, in order, on
+	// the provider's goroutine.
 	SetHandler(func(Event))
 
 	// CreateQP makes the queue pair of the connection, in a domain of Device or of

@@ -28,6 +28,12 @@ type Provider interface {
 	Listen(ctx context.Context, attr *ListenAttr) (Listener, error)
 }
 
+// Finder is a [Provider] for which it costs something to describe all devices.
+type Finder interface {
+	// Find describes the device of that name, as far as can be known without opening it: it may prove unusable later.
+	Find(name string) (info DeviceInfo, ok bool)
+}
+
 // DeviceCounters counts what a device did not take, which leaves no trace with
 // the connections that it might have been meant for.
 type DeviceCounters struct {

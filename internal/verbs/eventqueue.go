@@ -23,24 +23,23 @@ func (q *EventQueue) Post(e Event) {
 		return
 	}
 	q.queue = append(q.queue, e)
-	if q.handler != nil && !q.running {
+	q.start()
+}
+
+// start sees to it that what there is is delivered. q.mu is held.
+func (q *EventQueue) start() {
+	if q.handler != nil && !q.running && len(q.queue) > 0 {
 		q.running = true
 		go q.run()
 	}
 }
 
-// SetHandler replaces the handler. What waited for one is delivered at once.
+// SetHandler replaces the handler. What waited for one is delivered to it.
 func (q *EventQueue) SetHandler(h func(Event)) {
 	q.mu.Lock()
+	defer q.mu.Unlock()
 	q.handler = h
-	run := h != nil && !q.running && len(q.queue) > 0
-	if run {
-		q.running = true
-	}
-	q.mu.Unlock()
-	if run {
-		q.run()
-	}
+	q.start()
 }
 
 func (q *EventQueue) run() {

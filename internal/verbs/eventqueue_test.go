@@ -24,7 +24,11 @@ func TestEventQueue(t *testing.T) {
 			in--
 		}
 		q.SetHandler(h)
-		require.Equal(t, []int{1, 2}, got, "delivered before it returns")
+		require.Empty(t, got, "never inside the call")
+		synctest.Wait()
+		time.Sleep(2500 * time.Millisecond)
+		synctest.Wait()
+		require.Equal(t, []int{1, 2}, got)
 		q.Post(Event{Type: 3})
 		q.Post(Event{Type: 4})
 		time.Sleep(1500 * time.Millisecond) // within the second
@@ -34,6 +38,9 @@ func TestEventQueue(t *testing.T) {
 		synctest.Wait()
 		require.Equal(t, []int{1, 2, 3, 4}, got)
 		q.SetHandler(h)
+		synctest.Wait()
+		time.Sleep(1500 * time.Millisecond)
+		synctest.Wait()
 		require.Equal(t, []int{1, 2, 3, 4, 5}, got)
 		q.Post(Event{Type: 6})
 		q.Post(Event{Type: 7})

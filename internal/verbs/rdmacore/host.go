@@ -96,17 +96,10 @@ var errIWARP = fmt.Errorf("iWARP, only InfiniBand and RoCE are supported: %w", e
 
 // cannotOpen explains why opening a device failed with err.
 func (h host) cannotOpen(name string, err error) error {
-	if errors.Is(err, errIWARP) {
-		return fmt.Errorf("device %s is %w", name, err)
-	}
 	if !slices.Contains(h.devices(), name) {
 		return fmt.Errorf("the kernel has no device %s (any more): %w", name, err)
 	}
-	u := h.uverbs(name)
-	if u == "" {
-		return fmt.Errorf("the kernel offers no verbs for %s to programs: %s: %w", name, hintModule, err)
-	}
-	if cause := h.cannotUse(u); cause != nil {
+	if cause := h.unusable(name); cause != nil {
 		return cause
 	}
 	switch {
@@ -118,6 +111,18 @@ func (h host) cannotOpen(name string, err error) error {
 		return fmt.Errorf("opening %s: %w", name, h.memlock(0, err))
 	}
 	return fmt.Errorf("opening %s: %w", name, err)
+}
+
+// unusable explains why a device cannot be opened by anybody here, as far as can be seen without libibverbs; nil if it perhaps can.
+func (h host) unusable(name string) error {
+	if h.describe(name).Transport == verbs.TransportIWARP {
+		return fmt.Errorf("device %s is %w", name, errIWARP)
+	}
+	u := h.uverbs(name)
+	if u == "" {
+		return fmt.Errorf("the kernel offers no verbs for %s to programs: %s: %w", name, hintModule, syscall.ENODEV)
+	}
+	return h.cannotUse(u)
 }
 
 // errNoDriver is a device that libibverbs does not list.

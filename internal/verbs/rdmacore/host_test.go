@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"math"
 	"net/netip"
 	"os"
@@ -100,7 +101,9 @@ func TestUnusableLibraries(t *testing.T) {
 
 // TestCannotOpen: each reason why a device cannot be opened says what to do.
 func TestCannotOpen(t *testing.T) {
-	root := fakeRoot(t, twoDevices)
+	files := maps.Clone(twoDevices)
+	files["sys/class/infiniband/ib5/node_type"] = "1: CA\n"
+	root := fakeRoot(t, files)
 	h := host{root: root}
 	for _, c := range []struct {
 		name string
@@ -108,7 +111,8 @@ func TestCannotOpen(t *testing.T) {
 		want string
 	}{
 		{"rxe9", syscall.ENODEV, "the kernel has no device rxe9 (any more)"},
-		{"iw0", syscall.ENODEV, "the kernel offers no verbs for iw0 to programs: modprobe ib_uverbs"},
+		{"ib5", syscall.ENODEV, "the kernel offers no verbs for ib5 to programs: modprobe ib_uverbs"},
+		{"iw0", errors.ErrUnsupported, "device iw0 is iWARP"},
 		{"rxe0", syscall.ENOENT, "/dev/infiniband/uverbs0 does not exist: a container needs it passed: docker run --device=/dev/infiniband"},
 	} {
 		err := h.cannotOpen(c.name, c.err)
@@ -120,6 +124,31 @@ func TestCannotOpen(t *testing.T) {
 	require.ErrorContains(t, h.cannotOpen("rxe0", errNoDriver), "libibverbs has no driver for rxe0: apt-get install ibverbs-providers")
 	require.ErrorContains(t, h.cannotOpen("rxe0", syscall.EAGAIN), "rdma.max")
 	require.ErrorIs(t, h.cannotOpen("rxe0", syscall.EMFILE), syscall.EMFILE)
+}
+
+// TestFind: a device is described as far as the file system tells, and nothing is opened by way of the libraries.
+func TestFind(t *testing.T) {
+	root := fakeRoot(t, twoDevices)
+	p := New(&Config{Root: root})
+	p.whyNot = func() error { return nil }
+	_, ok := p.Find("rxe1")
+	require.False(t, ok)
+	info, ok := p.Find("rxe0")
+	require.True(t, ok)
+	require.ErrorIs(t, info.Unusable, verbs.ErrNoDevice)
+	require.ErrorContains(t, info.Unusable, "/dev/infiniband/uverbs0 does not exist")
+	info, _ = p.Find("iw0")
+	require.ErrorIs(t, info.Unusable, errors.ErrUnsupported)
+	require.NoError(t, os.MkdirAll(filepath.Join(root, "dev/infiniband"), 0o777))
+	require.NoError(t, os.WriteFile(filepath.Join(root, "dev/infiniband/uverbs0"), nil, 0o666))
+	info, _ = p.Find("rxe0")
+	require.Equal(t, verbs.DeviceInfo{
+		Name: "rxe0", Provider: "rdmacore", Transport: verbs.TransportIB,
+		Ports: []verbs.PortInfo{{Num: 1, State: "ACTIVE", Interface: "eth1"}},
+	}, info)
+	p.whyNot = func() error { return errors.New("the libraries are on holiday") }
+	info, _ = p.Find("rxe0")
+	require.ErrorContains(t, info.Unusable, "the libraries are on holiday")
 }
 
 func TestExplainNode(t *testing.T) {

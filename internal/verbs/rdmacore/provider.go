@@ -26,7 +26,10 @@ type Provider struct {
 	whyNot func() error
 }
 
-var _ verbs.Provider = (*Provider)(nil)
+var (
+	_ verbs.Provider = (*Provider)(nil)
+	_ verbs.Finder   = (*Provider)(nil)
+)
 
 // New returns a provider.
 func New(cfg *Config) *Provider {
@@ -58,6 +61,20 @@ func (p *Provider) Devices() ([]verbs.DeviceInfo, error) {
 		return infos, nil
 	}
 	return p.core.devices(names)
+}
+
+// Find implements [verbs.Finder].
+func (p *Provider) Find(name string) (info verbs.DeviceInfo, ok bool) {
+	if !slices.Contains(p.host.devices(), name) {
+		return info, false
+	}
+	info = p.host.describe(name)
+	if why := p.whyNot(); why != nil {
+		info.Unusable = noDevice(why)
+	} else if why := p.host.unusable(name); why != nil {
+		info.Unusable = noDevice(why)
+	}
+	return info, true
 }
 
 // noDevice makes why a cause of [verbs.ErrNoDevice].
