@@ -3,6 +3,7 @@ package interop
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -24,15 +25,16 @@ func (w *world) curl(t *testing.T, args ...string) []string {
 }
 
 func TestCurl(t *testing.T) {
-	w := theWorld(t)
-	w.goAt(t, w.std, "httpd", "-addr", ":8080").says("listening on")
-	w.goAt(t, w.std, "httpd", "-addr", ":8443", "-tls", "/tmp/interop/ca.pem").says("listening on")
-	for _, base := range []string{
-		fmt.Sprintf("http://%v", netip.AddrPortFrom(w.std.Far.V4, 8080)),
-		fmt.Sprintf("https://%v", netip.AddrPortFrom(w.std.Far.V6, 8443)),
-	} {
-		t.Run(base, func(t *testing.T) { w.curlAll(t, base, strings.HasPrefix(base, "https")) })
-	}
+	eachDevice(t, func(t *testing.T, w *world) {
+		w.goAt(t, w.std, "httpd", "-addr", netip.AddrPortFrom(w.std.ours.V4, 8080).String()).says("listening on")
+		w.goAt(t, w.std, "httpd", "-addr", netip.AddrPortFrom(w.std.ours.V6, 8443).String(), "-tls", "/tmp/interop/ca.pem").says("listening on")
+		for _, base := range []string{
+			fmt.Sprintf("http://%v", netip.AddrPortFrom(w.std.ours.V4, 8080)),
+			fmt.Sprintf("https://%v", netip.AddrPortFrom(w.std.ours.V6, 8443)),
+		} {
+			t.Run(base, func(t *testing.T) { w.curlAll(t, base, strings.HasPrefix(base, "https")) })
+		}
+	})
 }
 
 func (w *world) curlAll(t *testing.T, base string, tls bool) {
@@ -41,10 +43,11 @@ func (w *world) curlAll(t *testing.T, base string, tls bool) {
 		version = "2"
 	}
 	t.Run("bodies", func(t *testing.T) {
-		var args, want []string
+		var args, outputs, want []string
 		paths := []string{"/size/0", "/size/1", "/size/100000", "/chunked/100000", "/slow/5000", "/file/300000", "/size/5000000"}
 		for i, path := range paths {
-			args = append(args, base+path, "-o", fmt.Sprintf("/tmp/interop/curl-%d", i))
+			outputs = append(outputs, fmt.Sprintf("/tmp/interop/curl-%d", i))
+			args = append(args, base+path, "-o", outputs[i])
 			n := path[strings.LastIndex(path, "/")+1:]
 			connects := 0
 			if i == 0 {
@@ -53,21 +56,32 @@ func (w *world) curlAll(t *testing.T, base string, tls bool) {
 			want = append(want, fmt.Sprintf("200 %s %s %d", version, n, connects))
 		}
 		assert.Equal(t, want, w.curl(t, args...))
+		sums := w.sums(t, outputs...)
 		for i, path := range paths {
 			var n int64
 			_, err := fmt.Sscan(path[strings.LastIndex(path, "/")+1:], &n)
 			require.NoError(t, err)
-			assert.Equal(t, pattern.Sum(uint64(n), n), w.sum(t, fmt.Sprintf("/tmp/interop/curl-%d", i)), path) //nolint:gosec // a seed
+			assert.Equal(t, pattern.Sum(uint64(n), n), sums[i], path) //nolint:gosec // a seed
 		}
 	})
 	t.Run("upload", func(t *testing.T) {
+		// One process for all: programs take long to start here.
+		var args, want []string
 		for _, n := range []int64{1, 70000, 1_000_000} {
 			path, sum := w.file(t, n)
-			got := w.curl(t, "-T", path, base+"/sum")
-			assert.Equal(t, fmt.Sprintf("PUT %d %s", n, sum), got[0])
-			got = w.curl(t, "-X", "POST", "-H", "Transfer-Encoding: chunked", "-T", path, base+"/sum")
-			assert.Equal(t, fmt.Sprintf("POST %d %s", n, sum), got[0])
+			for method, how := range map[string][]string{
+				"PUT":  {"-T", path, base + "/sum"},
+				"POST": {"-X", "POST", "-H", "Transfer-Encoding: chunked", "-T", path, base + "/sum"},
+			} {
+				if len(args) != 0 {
+					args = append(args, "--next", "-sS", "-g", "--max-time", "120", "--cacert", "/tmp/interop/ca.pem")
+				}
+				args = append(args, how...)
+				want = append(want, fmt.Sprintf("%s %d %s", method, n, sum))
+			}
 		}
+		got := slices.DeleteFunc(w.curl(t, args...), func(line string) bool { return strings.HasPrefix(line, "200 ") })
+		assert.Equal(t, want, got)
 	})
 	t.Run("range", func(t *testing.T) {
 		path, _ := w.file(t, 300000)

@@ -38,12 +38,13 @@ func (p *proc) endsSince(t *testing.T, killed time.Time, within time.Duration) s
 	return out
 }
 
-func TestDeathOfCServer(t *testing.T) {
-	w := theWorld(t)
+func TestDeathOfCServer(t *testing.T) { eachDevice(t, deathOfCServer) }
+
+func deathOfCServer(t *testing.T, w *world) {
 	for _, style := range []string{"idle", "busy"} {
 		t.Run(style, func(t *testing.T) {
-			server := w.rstreamServer(t, w.std.Near.V4, append([]string{"rstream", "-T", "b"}, endless...))
-			args := append([]string{"rstream", "-s", w.std.Near.V4.String()}, endless...)
+			server := w.rstreamServer(t, w.std.c.V4, append([]string{"rstream", "-T", "b"}, endless...))
+			args := append([]string{"rstream", "-s", w.std.c.V4.String()}, endless...)
 			if style == "idle" {
 				args = append(args, "-idle")
 			}
@@ -63,17 +64,18 @@ func TestDeathOfCServer(t *testing.T) {
 	}
 }
 
-func TestDeathOfCClient(t *testing.T) {
-	w := theWorld(t)
+func TestDeathOfCClient(t *testing.T) { eachDevice(t, deathOfCClient) }
+
+func deathOfCClient(t *testing.T, w *world) {
 	for _, style := range []string{"idle", "busy"} {
 		t.Run(style, func(t *testing.T) {
-			args := append([]string{"rstream", "-b", w.std.Far.V6.String()}, endless...)
+			args := append([]string{"rstream", "-b", w.std.ours.V6.String()}, endless...)
 			if style == "idle" {
 				args = append(args, "-idle")
 			}
 			server := w.goAt(t, w.std, args...)
 			server.says("listening on")
-			client := w.c(t, nil, append([]string{"rstream", "-T", "b", "-s", w.std.Far.V6.String()}, endless...)...)
+			client := w.c(t, nil, append([]string{"rstream", "-T", "b", "-s", w.std.ours.V6.String()}, endless...)...)
 			server.says(map[string]string{"idle": "idle", "busy": "connected"}[style])
 			time.Sleep(2 * time.Second) // into the transfers
 			if style == "idle" {
@@ -92,12 +94,13 @@ func TestDeathOfCClient(t *testing.T) {
 // A Go program that is killed leaves no trace at the C end: its device is gone, and Soft-RoCE takes the retry count 7, which
 // rsockets sets, for infinity (README.md). What must work is everything afterwards, at once: a Go server
 // on the same port, and a Go client from the same address.
-func TestDeathOfGo(t *testing.T) {
-	w := theWorld(t)
+func TestDeathOfGo(t *testing.T) { eachDevice(t, deathOfGo) }
+
+func deathOfGo(t *testing.T, w *world) {
 	again := rstreamRun{size: 1000, count: 10, iters: 2, verify: true, c: []string{"-T", "b"}}
 	t.Run("client", func(t *testing.T) {
-		server := w.rstreamServer(t, w.std.Near.V4, append([]string{"rstream", "-T", "b"}, endless...))
-		client := w.goAt(t, w.std, append([]string{"rstream", "-s", w.std.Near.V4.String()}, endless...)...)
+		server := w.rstreamServer(t, w.std.c.V4, append([]string{"rstream", "-T", "b"}, endless...))
+		client := w.goAt(t, w.std, append([]string{"rstream", "-s", w.std.c.V4.String()}, endless...)...)
 		client.says("connected")
 		time.Sleep(2 * time.Second) // into the transfers
 		client.kill()
@@ -106,16 +109,16 @@ func TestDeathOfGo(t *testing.T) {
 		case <-time.After(2 * time.Second):
 			server.kill()
 		}
-		again.run(t, true)
+		again.run(t, w, true)
 	})
 	t.Run("server", func(t *testing.T) {
-		server := w.goAt(t, w.std, append([]string{"rstream", "-b", w.std.Far.V4.String()}, endless...)...)
+		server := w.goAt(t, w.std, append([]string{"rstream", "-b", w.std.ours.V4.String()}, endless...)...)
 		server.says("listening on")
-		client := w.c(t, nil, append([]string{"rstream", "-T", "b", "-s", w.std.Far.V4.String()}, endless...)...)
+		client := w.c(t, nil, append([]string{"rstream", "-T", "b", "-s", w.std.ours.V4.String()}, endless...)...)
 		server.says("connected")
 		time.Sleep(2 * time.Second) // into the transfers
 		server.kill()
-		again.run(t, false) // while the other C client still tries
+		again.run(t, w, false) // while the other C client still tries
 		select {
 		case <-client.done: // fine as well
 		default:

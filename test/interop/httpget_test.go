@@ -13,11 +13,12 @@ import (
 )
 
 // An unmodified python3 -m http.server, with what librspreload lets through.
-func TestPythonServer(t *testing.T) {
-	w := theWorld(t)
+func TestPythonServer(t *testing.T) { eachDevice(t, pythonHTTP) }
+
+func pythonHTTP(t *testing.T, w *world) {
 	w.script(t, "mkdir -p /tmp/interop/www")
 	args := []string{"httpget"}
-	base := fmt.Sprintf("http://%v/", netip.AddrPortFrom(w.std.Near.V4, 8000))
+	base := fmt.Sprintf("http://%v/", netip.AddrPortFrom(w.std.c.V4, 8000))
 	for _, n := range []int64{0, 1, 70000, 3_000_000} {
 		path, _ := w.file(t, n)
 		w.script(t, fmt.Sprintf("mv %s /tmp/interop/www/%d", path, n))
@@ -34,8 +35,9 @@ func TestPythonServer(t *testing.T) {
 }
 
 // A server in Python that keeps connections alive, sends chunks, takes uploads, and speaks TLS.
-func TestPythonServerKeepAlive(t *testing.T) {
-	w := theWorld(t)
+func TestPythonServerKeepAlive(t *testing.T) { eachDevice(t, pythonKeepAlive) }
+
+func pythonKeepAlive(t *testing.T, w *world) {
 	cert, key, err := peer.CertificatePEM()
 	require.NoError(t, err)
 	require.NoError(t, w.g.WriteFile(t.Context(), "/tmp/interop/c.pem", append(cert, key...), 0o600))
@@ -47,10 +49,10 @@ func TestPythonServerKeepAlive(t *testing.T) {
 	for _, scheme := range []string{"http", "https"} {
 		t.Run(scheme, func(t *testing.T) {
 			port := map[string]uint16{"http": 8001, "https": 8444}[scheme]
-			server := w.c(t, w.preloaded(true), "/usr/bin/python3", "-u", "/tmp/interop/serve.py", w.std.Near.V6.String(),
+			server := w.c(t, w.preloaded(true), "/usr/bin/python3", "-u", "/tmp/interop/serve.py", w.std.c.V6.String(),
 				fmt.Sprint(port), "/tmp/interop/keep", map[string]string{"http": "", "https": "/tmp/interop/c.pem"}[scheme])
 			server.says("serving")
-			base := fmt.Sprintf("%s://%v/", scheme, netip.AddrPortFrom(w.std.Near.V6, port))
+			base := fmt.Sprintf("%s://%v/", scheme, netip.AddrPortFrom(w.std.c.V6, port))
 			args := []string{"httpget", "-ca", "/tmp/interop/c.pem", "-repeat", "2"}
 			for _, n := range []string{"1", "100000", "2000000"} {
 				args = append(args, base+n+"="+n, base+"chunked/"+n+"="+n)
@@ -117,20 +119,21 @@ server.serve_forever()
 `
 
 // OpenSSL's own server.
-func TestOpensslServer(t *testing.T) {
-	w := theWorld(t)
+func TestOpensslServer(t *testing.T) { eachDevice(t, opensslServer) }
+
+func opensslServer(t *testing.T, w *world) {
 	cert, key, err := peer.CertificatePEM()
 	require.NoError(t, err)
 	require.NoError(t, w.g.WriteFile(t.Context(), "/tmp/interop/o.pem", append(cert, key...), 0o600))
 	args := []string{"httpget", "-ca", "/tmp/interop/o.pem"}
-	base := fmt.Sprintf("https://%v/", netip.AddrPortFrom(w.std.Near.V4, 8445))
+	base := fmt.Sprintf("https://%v/", netip.AddrPortFrom(w.std.c.V4, 8445))
 	for _, n := range []int64{1, 70000, 1_000_000} {
 		path, _ := w.file(t, n)
 		w.script(t, fmt.Sprintf("mkdir -p /tmp/interop/ssl; mv %s /tmp/interop/ssl/%d", path, n))
 		args = append(args, fmt.Sprintf("%s%d=%d", base, n, n))
 	}
 	p := w.c(t, w.preloaded(true), "sh", "-c",
-		"cd /tmp/interop/ssl && exec openssl s_server -4 -accept "+w.std.Near.V4.String()+":8445 -cert ../o.pem -key ../o.pem -WWW")
+		"cd /tmp/interop/ssl && exec openssl s_server -4 -accept "+w.std.c.V4.String()+":8445 -cert ../o.pem -key ../o.pem -WWW")
 	p.says("ACCEPT")
 	out := w.goAt(t, w.std, args...).succeeds()
 	assert.Equal(t, 3, strings.Count(out, "200 ok"), out)

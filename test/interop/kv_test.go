@@ -9,9 +9,10 @@ import (
 )
 
 // go-redis, unchanged but for its Dialer, and an unmodified redis-server.
-func TestRedis(t *testing.T) {
-	w := theWorld(t)
-	addr := w.std.Near.V4.String()
+func TestRedis(t *testing.T) { eachDevice(t, redis) }
+
+func redis(t *testing.T, w *world) {
+	addr := w.std.c.V4.String()
 	server := w.c(t, w.preloaded(true), "redis-server", "--bind", addr, "--port", "6379", "--save", "", "--appendonly", "no",
 		"--protected-mode", "no")
 	server.says("Ready to accept connections")
@@ -24,9 +25,10 @@ func TestRedis(t *testing.T) {
 	assert.Contains(t, server.succeeds(), "bye bye")
 }
 
-func TestMemcached(t *testing.T) {
-	w := theWorld(t)
-	addr := w.std.Near.V6.String()
+func TestMemcached(t *testing.T) { eachDevice(t, memcached) }
+
+func memcached(t *testing.T, w *world) {
+	addr := w.std.c.V6.String()
 	env := append(w.preloaded(true), "EVENT_NOEPOLL=1") // libevent's own poll
 	server := w.c(t, env, "memcached", "-v", "-u", "root", "-l", addr, "-p", "11211", "-U", "0", "-t", "2")
 	args := []string{"kv", "memcached", "-n", "10", "-conc", "3", "-size", "100000", net.JoinHostPort(addr, "11211")}

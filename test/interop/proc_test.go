@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -27,6 +28,8 @@ type proc struct {
 	out  output
 	done chan struct{}
 	err  error // valid when done is closed
+
+	device string // of a Go program
 }
 
 type output struct {
@@ -55,11 +58,14 @@ func (w *world) c(t *testing.T, env []string, args ...string) *proc {
 	return w.start(t, "", env, append([]string{"stdbuf", "-oL"}, args...))
 }
 
-// goAt starts one of this directory's programs at the far end of a peer.
-func (w *world) goAt(t *testing.T, p *vm.Peer, args ...string) *proc {
+// goAt starts one of this directory's programs at the Go end of a site. What statistics it prints must be of the device
+// that it is to use.
+func (w *world) goAt(t *testing.T, s site, args ...string) *proc {
 	t.Helper()
 	args[0] = filepath.Join(w.bin, args[0])
-	return w.start(t, p.Netns, []string{"RDMANET_DEVICE=softroce"}, args)
+	p := w.start(t, s.netns, []string{"RDMANET_DEVICE=" + w.device}, args)
+	p.device = w.device
+	return p
 }
 
 func (w *world) start(t *testing.T, netns string, env, args []string) *proc {
@@ -127,8 +133,14 @@ func (p *proc) succeeds() string {
 	p.t.Helper()
 	out, err := p.ends()
 	require.NoError(p.t, err, out)
+	for _, m := range providerOf.FindAllStringSubmatch(out, -1) {
+		require.Equal(p.t, p.device, m[1], out)
+	}
 	return out
 }
+
+// providerOf finds the provider in statistics, as JSON and as %+v print them.
+var providerOf = regexp.MustCompile(`\bProvider"?:"?(\w+)`)
 
 // fails waits for the program's end with another status.
 func (p *proc) fails() string {

@@ -35,7 +35,8 @@ func (r rstreamRun) String() string {
 	return s
 }
 
-var rstreamRuns = []rstreamRun{
+// rstreamRuns are all runs, kind by kind. Runs on a device of the kernel take the first of each kind, unless it is to be the full measure.
+var rstreamRuns = [][]rstreamRun{{
 	// the ways in which C reads and writes, and Go
 	{size: 1000, count: 50, iters: 4, verify: true},
 	{size: 1000, count: 50, iters: 4, verify: true, c: []string{"-T", "b"}, goOnly: []string{"-style", "pieces"}},
@@ -43,17 +44,17 @@ var rstreamRuns = []rstreamRun{
 	{size: 5000, count: 10, iters: 4, verify: true, c: []string{"-T", "a", "-T", "b"}, v6: true},
 	{size: 5000, count: 10, iters: 4, verify: true, c: []string{"-T", "b", "-T", "r"}},
 	{size: 5000, count: 10, iters: 4, c: []string{"-T", "b"}}, // what is sent are the bytes received last
-
+}, {
 	// one byte, less than the 64 that C sends inline, and around that
 	{size: 1, count: 200, iters: 2, verify: true, c: []string{"-T", "b"}},
 	{size: 63, count: 100, iters: 2, verify: true, c: []string{"-T", "b"}, v6: true},
 	{size: 65, count: 100, iters: 2, verify: true, c: []string{"-T", "b"}},
-
+}, {
 	// more messages than the 384 of C's queue, one way and then the other
 	{size: 10, count: 1000, iters: 2, verify: true, c: []string{"-T", "b"}},
 	// latency: a turn for each message
 	{size: 64, count: 1, iters: 300, verify: true, c: []string{"-T", "b"}},
-
+}, {
 	// around the first segment of Go's ring, and the halves of C's
 	{size: 16384, count: 6, iters: 2, verify: true, c: []string{"-T", "b"}},
 	{size: 16385, count: 6, iters: 2, verify: true, c: []string{"-T", "b"}, v6: true},
@@ -62,7 +63,7 @@ var rstreamRuns = []rstreamRun{
 	{size: 524288, count: 1, iters: 2, verify: true, c: []string{"-T", "b"}},
 	{size: 524289, count: 2, iters: 1, verify: true, c: []string{"-T", "b"}, goOnly: []string{"-style", "pieces"}},
 	{size: 1500000, count: 1, iters: 1, c: []string{"-T", "b"}, goOnly: []string{"-style", "vector"}, v6: true},
-
+}, {
 	// small rings in C: a descriptor every 2 KiB, and sizes that do not divide
 	{size: 10000, count: 10, iters: 2, verify: true, c: []string{"-T", "b", "-B", "2048"}},
 	{size: 4097, count: 20, iters: 2, verify: true, c: []string{"-T", "b", "-B", "2049"}, v6: true},
@@ -70,38 +71,44 @@ var rstreamRuns = []rstreamRun{
 	// and in Go
 	{size: 30000, count: 5, iters: 2, verify: true, c: []string{"-T", "b"}, goOnly: []string{"-B", "4096"}},
 	{size: 30000, count: 5, iters: 2, verify: true, c: []string{"-T", "b", "-B", "4096"}, goOnly: []string{"-B", "4096", "-style", "pieces"}},
-
-	// how C posts, keep-alive, ways to end
+}, {
+	// how C posts
 	{size: 200, count: 50, iters: 2, verify: true, c: []string{"-T", "b", "-i", "0"}},
 	{size: 200, count: 50, iters: 2, verify: true, c: []string{"-T", "b", "-i", "200"}},
+}, {
+	// keep-alive, ways to end
 	{size: 3000, count: 20, iters: 4, verify: true, c: []string{"-T", "b", "-k", "1"}, goOnly: []string{"-k", "1s"}},
 	{size: 3000, count: 5, iters: 2, verify: true, c: []string{"-T", "b"}, goOnly: []string{"-end", "half"}},
 	{size: 3000, count: 5, iters: 2, verify: true, c: []string{"-T", "b"}, goOnly: []string{"-end", "close"}},
+}}
+
+func TestRstreamServerInC(t *testing.T) { allRstream(t, true) }
+
+func TestRstreamServerInGo(t *testing.T) { allRstream(t, false) }
+
+func allRstream(t *testing.T, cServes bool) {
+	eachDevice(t, func(t *testing.T, w *world) {
+		for _, kind := range rstreamRuns {
+			if w.device != "softroce" && !long {
+				kind = kind[:1]
+			}
+			for _, r := range kind {
+				t.Run(r.String(), func(t *testing.T) { r.run(t, w, cServes) })
+			}
+		}
+	})
 }
 
-func TestRstreamServerInC(t *testing.T) {
-	for _, r := range rstreamRuns {
-		t.Run(r.String(), func(t *testing.T) { r.run(t, true) })
-	}
-}
-
-func TestRstreamServerInGo(t *testing.T) {
-	for _, r := range rstreamRuns {
-		t.Run(r.String(), func(t *testing.T) { r.run(t, false) })
-	}
-}
-
-func (r rstreamRun) run(t *testing.T, cServes bool) {
-	w := theWorld(t)
+func (r rstreamRun) run(t *testing.T, w *world, cServes bool) {
 	same := []string{"-S", strconv.Itoa(r.size), "-C", strconv.Itoa(r.count), "-I", strconv.Itoa(r.iters)}
 	cArgs := append(append([]string{"rstream"}, same...), r.c...)
 	goArgs := append(append([]string{"rstream", "-limit", patience.String()}, same...), r.goOnly...)
 	if r.verify {
 		cArgs, goArgs = append(cArgs, "-T", "v"), append(goArgs, "-v")
 	}
-	near, far := w.std.Near.V4, w.std.Far.V4
+	near, far := w.std.c.V4, w.std.ours.V4
 	if r.v6 {
-		near, far = w.std.Near.V6, w.std.Far.V6
+		near, far = w.std.c.V6, w.std.ours.V6
 	}
 	var inC, inGo *proc
 	if cServes {
