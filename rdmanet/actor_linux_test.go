@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -30,6 +31,7 @@ func init() { roles["actor"] = actorRole }
 //	dial ID ADDR    dialed ID, or failed ID ERROR
 //	count ID        count ID ROUNDS
 //	close ID        closed ID ERROR
+//	pace MS         nothing; so long is the pause between rounds from then on
 //
 // broken ID ERROR comes when a connection that is not closed ends.
 func actorRole() error {
@@ -57,6 +59,7 @@ func actorRole() error {
 		}
 	}()
 	a := &actor{talks: make(map[string]*talk)}
+	a.pace.Store(3)
 	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
 		verb, rest, _ := strings.Cut(in.Text(), " ")
 		id, arg, _ := strings.Cut(rest, " ")
@@ -65,6 +68,12 @@ func actorRole() error {
 			go a.dial(id, arg)
 		case "count":
 			a.say("count %s %d", id, a.talk(id).rounds.Load())
+		case "pace":
+			ms, err := strconv.ParseInt(id, 10, 64)
+			if err != nil {
+				return err
+			}
+			a.pace.Store(ms)
 		case "close":
 			t := a.talk(id)
 			t.closing.Store(true)
@@ -79,6 +88,7 @@ type actor struct {
 	out   sync.Mutex
 	mu    sync.Mutex
 	talks map[string]*talk
+	pace  atomic.Int64 // ms
 }
 
 // talk is one dialed connection.
@@ -138,7 +148,7 @@ func (a *actor) dial(id, addr string) {
 			return
 		}
 		t.rounds.Add(1)
-		time.Sleep(3 * time.Millisecond)
+		time.Sleep(time.Duration(a.pace.Load()) * time.Millisecond)
 	}
 }
 

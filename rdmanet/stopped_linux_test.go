@@ -89,15 +89,59 @@ func TestStoppedBusyServer(t *testing.T) {
 	for i := range 6 {
 		t.Log(connectOnce(t, x, other.addr, 200+i))
 	}
-	for i := range 3 {
-		before := count(t, x, 100+i)
-		require.Eventually(t, func() bool { return count(t, x, 100+i) > before+3 }, 10*time.Second, 10*time.Millisecond)
-	}
+	goOn(t, x, 100, 3, 4)
 	busy.goOn(t)
-	for i := range 60 {
-		before := count(t, x, i)
-		require.Eventually(t, func() bool { return count(t, x, i) > before+1 }, 20*time.Second, 10*time.Millisecond)
+	goOn(t, x, 0, 60, 2)
+	require.Empty(t, x.unasked())
+}
+
+// TestStoppedOnAllWays: processes that are stopped while they have connections over every way that another one has
+// used keep nobody else from that one.
+func TestStoppedOnAllWays(t *testing.T) {
+	if !inOwnNetwork(t, 2*time.Minute) {
+		return
 	}
+	x := startActor(t)
+	// A connection takes one of the four ways that are its peer process's part, as the process's slot tells.
+	const parts, conns = 4, 16
+	x.do(t, "pace 20")
+	var busy []*actorProcess
+	for taken := make(map[int]bool); len(taken) < parts; {
+		before := slots(t)
+		p := startActor(t)
+		for slot := range slots(t) {
+			if part := slot % parts; !before[slot] && !taken[part] {
+				taken[part] = true
+				busy = append(busy, p)
+				p = nil
+				break
+			}
+		}
+		if p != nil { // such a one is there
+			p.kill()
+		}
+	}
+	for i := range conns * parts {
+		connectOnce(t, x, busy[i%parts].addr, i)
+	}
+	goOn(t, x, 0, conns*parts, 10) // long enough for each process to take its ways for itself
+	other := startActor(t)
+	for _, p := range busy {
+		p.stop(t)
+	}
+	const dials = 6
+	begin := time.Now()
+	for i := range dials {
+		took := connectOnce(t, x, other.addr, 1000+i)
+		t.Log(took)
+		assert.Less(t, took, 5*time.Second)
+	}
+	goOn(t, x, 1000, dials, 4)
+	require.Less(t, time.Since(begin), 15*time.Second, "shorter than what connections of the others can bear")
+	for _, p := range busy {
+		p.goOn(t)
+	}
+	goOn(t, x, 0, conns*parts, 2)
 	require.Empty(t, x.unasked())
 }
 
@@ -108,4 +152,16 @@ func count(t *testing.T, p *actorProcess, id int) (n int) {
 	_, err := fmt.Sscanf(p.wait(t, 10*time.Second, fmt.Sprint("count ", id, " ")), fmt.Sprint("count ", id, " %d"), &n)
 	require.NoError(t, err)
 	return n
+}
+
+// goOn waits until n connections, the first of them with that number, have made some more rounds each.
+func goOn(t *testing.T, p *actorProcess, first, n, rounds int) {
+	t.Helper()
+	before := make([]int, n)
+	for i := range n {
+		before[i] = count(t, p, first+i)
+	}
+	for i := range n {
+		require.Eventually(t, func() bool { return count(t, p, first+i) >= before[i]+rounds }, 20*time.Second, 5*time.Millisecond)
+	}
 }

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -296,16 +297,26 @@ func (h *torture) allGoOn() {
 	}
 }
 
-// slotsAre finds how many slots are taken, as the kernel knows.
+// slotsAre finds how many slots are taken.
 func (h *torture) slotsAre(want int) {
 	h.Helper()
+	assert.Len(h, slots(h), want)
+}
+
+// slots are those that the processes of this network have, as the kernel knows.
+func slots(t testing.TB) map[int]bool {
+	t.Helper()
 	b, err := os.ReadFile("/proc/net/unix")
-	require.NoError(h, err)
-	slots := make(map[string]bool)
+	require.NoError(t, err)
+	taken := make(map[int]bool)
 	for l := range strings.Lines(string(b)) {
-		if i := strings.Index(l, "@go-rdma/softroce/"); i >= 0 && strings.Contains(l[i:], "/slot/") {
-			slots[strings.TrimSpace(l[i:])] = true
+		if _, name, ok := strings.Cut(l, "@go-rdma/softroce/"); ok {
+			if _, slot, ok := strings.Cut(name, "/slot/"); ok {
+				n, err := strconv.Atoi(strings.TrimSpace(slot))
+				require.NoError(t, err)
+				taken[n] = true
+			}
 		}
 	}
-	assert.Len(h, slots, want)
+	return taken
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -34,6 +35,8 @@ type device struct {
 	onMAD     func(p *netio.Packet, mad []byte)
 	onForeign func(p *netio.Packet, destQPN uint32)
 	onClosed  func()
+	// ownHost tells whether an address is this host's. It is set before start, too, or nil.
+	ownHost func(netip.Addr) bool
 
 	started  atomic.Bool
 	refs     atomic.Int64 // opens, and whatever lives on the device

@@ -35,6 +35,8 @@ type instance struct {
 	shortAt   time.Time
 	shortTold time.Time
 
+	surely sureWays // of datagrams
+
 	ownMu sync.Mutex
 	own   []netip.Addr // the host's addresses, as of ownAt
 	ownAt time.Time
@@ -64,7 +66,7 @@ func (p *Provider) open() (*instance, error) {
 		p.cfg.cm(&cm)
 	}
 	in.agent = ibcm.NewAgent(cm)
-	in.dev.onMAD, in.dev.onForeign, in.dev.onClosed = in.onMAD, in.onForeign, in.closed
+	in.dev.onMAD, in.dev.onForeign, in.dev.onClosed, in.dev.ownHost = in.onMAD, in.onForeign, in.closed, in.ownAddr
 	in.up.Store(true)
 	in.dev.start()
 	return in, nil
@@ -84,36 +86,37 @@ func (d *device) letGo() {
 	}
 }
 
-// send is the agent's way out. Each attempt takes other UDP source ports: one
-// may lead into the queue of a process of the peer's host that is stopped. A repetition, which
-// seldom comes to be, tries several at once: a repeated message does no harm.
+// send is the agent's way out. A way may lead into the queue of a process of the peer's host that is stopped, and such
+// processes together may have all those that were used: repetitions take new UDP source ports. They
+// seldom come to be, and try several at once: a repeated message does no harm.
 func (in *instance) send(p ibcm.Path, mad []byte, attempt int) error {
 	path := &netio.Path{Local: p.Local, Remote: p.Remote, TrafficClass: p.TrafficClass, HopLimit: p.HopLimit}
-	flow := binary.BigEndian.Uint32(mad[ibcm.CommIDOffset:])
-	first, copies := madWays(attempt)
-	var err error
-	for i := range copies {
-		path.SetFlow(flow + first + i)
-		if err = in.dev.sendMAD(path, mad); err != nil {
-			break
+	if attempt == 0 {
+		path.SetFlow(binary.BigEndian.Uint32(mad[ibcm.CommIDOffset:]))
+		return in.dev.sendMAD(path, mad)
+	}
+	copies := manyWays
+	if attempt < 0 {
+		copies = 1
+	}
+	if sure := in.sureWay(p); sure != nil {
+		if err := in.dev.sendMAD(sure, mad); err != nil {
+			return err
+		}
+		copies--
+	}
+	defer path.SetFlow(0)
+	for range copies {
+		in.dev.conn.Fresh(path)
+		if err := in.dev.sendMAD(path, mad); err != nil {
+			return err
 		}
 	}
-	return err
+	return nil
 }
 
 // manyWays is on how many ways a repetition is sent.
 const manyWays = 4
-
-// madWays returns the ways of an attempt: the number of the first, and how many.
-func madWays(attempt int) (first, copies uint32) {
-	switch {
-	case attempt < 0:
-		return uint32(-attempt), 1
-	case attempt == 0:
-		return 0, 1
-	}
-	return uint32(attempt-1)*manyWays + 1, manyWays
-}
 
 const ecnMask = 3
 

@@ -137,6 +137,7 @@ func (r *rc) stop(w *work) {
 func (r *rc) close() {
 	if r.cc != nil {
 		r.q.dev.paths.leave(r.cc)
+		r.path.SetFlow(0) // another one may have its port
 	}
 }
 

@@ -292,7 +292,10 @@ func (r *rc) countRepeats(w *work) {
 		return
 	}
 	r.repeated = now
-	if r.repeats = min(r.repeats+1, 100); r.repeats >= maxRepeats {
+	if r.repeats++; r.repeats == 0 {
+		r.repeats -= sureTries // without end
+	}
+	if r.repeats >= maxRepeats {
 		r.anotherWay(int(r.repeats-maxRepeats) + 1)
 	}
 }

@@ -3,6 +3,7 @@ package softroce
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -59,18 +60,36 @@ func TestUnansweredREQDrawsLittle(t *testing.T) {
 	}
 }
 
-// TestWays: a message that is repeated takes several ways at once, and other ones than before.
+// TestWays: a message that is repeated takes several ways at once, none of which was used before.
 func TestWays(t *testing.T) {
-	seen := map[uint32]bool{}
-	for attempt := range 4 {
-		first, copies := madWays(attempt)
-		require.Equal(t, attempt > 0, copies > 1)
-		for i := range copies {
-			require.False(t, seen[first+i])
-			seen[first+i] = true
+	bubble(t, func(t *testing.T) {
+		n := newCMNet(simnet.Options{})
+		x, err := n.a.Resolve(background(), &verbs.CMIDAttr{PortSpace: verbs.PSTCP, Remote: netip.AddrPortFrom(addrB, 7)})
+		require.NoError(t, err)
+		var ports []uint16
+		defer n.Filter(func(f *simnet.Frame) bool { ports = append(ports, f.Src.Port()); return true })()
+		seen := map[uint16]bool{}
+		for _, a := range []struct{ attempt, ways int }{{0, 1}, {1, manyWays}, {2, manyWays}, {-1, 1}, {-2, 1}, {3, manyWays}} {
+			ports = nil
+			require.NoError(t, n.a.inst.send(ibcm.Path{Local: addrA, Remote: addrB}, make([]byte, ibcm.MADSize), a.attempt))
+			require.Len(t, ports, a.ways)
+			for _, p := range ports {
+				require.False(t, seen[p])
+				seen[p] = true
+			}
 		}
-	}
-	first, copies := madWays(-3)
-	require.EqualValues(t, 3, first)
-	require.EqualValues(t, 1, copies)
+		ports = nil
+		require.NoError(t, n.a.inst.send(ibcm.Path{Local: addrA, Remote: addrB}, make([]byte, ibcm.MADSize), 0))
+		require.True(t, seen[ports[0]], "a first one keeps to the ports that are open anyway")
+		// To this host one of them surely leads to a process that runs.
+		var sure []uint16
+		for _, attempt := range []int{1, -1, 2, -2} {
+			ports = nil
+			require.NoError(t, n.a.inst.send(ibcm.Path{Local: addrA, Remote: addrA}, make([]byte, ibcm.MADSize), attempt))
+			sure = append(sure, ports[0])
+		}
+		require.Len(t, slices.Compact(sure), 1)
+		require.NoError(t, x.Close())
+		unused(t, n.a, n.b)
+	})
 }

@@ -1,10 +1,17 @@
 package softroce
 
-import "sync/atomic"
+import (
+	"net/netip"
+	"sync"
+	"sync/atomic"
+
+	"github.com/go-rdma/rdma/internal/verbs/softroce/ibcm"
+	"github.com/go-rdma/rdma/internal/verbs/softroce/netio"
+)
 
 // A process that is stopped keeps the flows that it has sockets of its own for: whatever comes from these UDP source
 // ports goes to it, also what is for others of its host. So a connection takes one of few ports that are
-// its peer process's part, and others only when none of these does.
+// its peer process's part, and when none of these does a new one, which nobody can have a socket of his own for yet.
 const (
 	partWays = 4 // of the source ports
 	// partTries is how often another way is looked for among these.
@@ -14,13 +21,74 @@ const (
 // partFlow is the flow of the n-th way in the part of the process that has a queue pair.
 func partFlow(qpn, n uint32) uint32 { return qpn>>16*partWays + n%partWays }
 
+// sureTries is how often a sure way is tried before another one is made.
+const sureTries = 8
+
 // anotherWay leaves a way on which packets or answers vanish, for the tries-th time in a row.
 func (r *rc) anotherWay(tries int) {
+	d := r.q.dev
 	if tries <= partTries {
 		r.path.SetFlow(partFlow(r.destQPN, r.path.Flow()+1))
 		return
 	}
-	r.path.SetFlow(uint32(r.q.dev.cfg.random64()))
+	if _, fresh := r.path.FreshPort(); fresh && (tries-partTries)%sureTries != 1 && d.here(r.path.Remote) {
+		return
+	}
+	d.wayOut(r.path)
+}
+
+// here tells whether an address is this host's.
+func (d *device) here(a netip.Addr) bool { return d.ownHost != nil && d.ownHost(a) }
+
+// wayOut gives a path a new way. To this host it is one that surely leads to a process that runs, this one, which
+// hands over what is for others.
+func (d *device) wayOut(p *netio.Path) (port uint16) {
+	port = d.conn.Fresh(p)
+	if port != 0 && d.here(p.Remote) {
+		d.conn.Prefer(p.Remote, netip.AddrPortFrom(p.Local, port))
+	}
+	return port
+}
+
+// sureWays are ways for datagrams to this host, one for each pair of addresses. They stay: no other
+// process takes flows of datagrams for itself.
+type sureWays struct {
+	mu sync.Mutex
+	m  map[ibcm.Path]sureWay
+}
+
+type sureWay struct {
+	path *netio.Path
+	port uint16
+}
+
+const maxSureWays = 4 // each costs sockets
+
+// sureWay returns the way to a process of this host, or nil if there is none.
+func (in *instance) sureWay(p ibcm.Path) *netio.Path {
+	if !in.ownAddr(p.Remote) {
+		return nil
+	}
+	s := &in.surely
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	w, ok := s.m[p]
+	switch {
+	case ok: // once more, in case it had to give way to others
+		in.dev.conn.Prefer(p.Remote, netip.AddrPortFrom(p.Local, w.port))
+	case len(s.m) == maxSureWays:
+		return nil
+	default:
+		w.path = &netio.Path{Local: p.Local, Remote: p.Remote, TrafficClass: p.TrafficClass, HopLimit: p.HopLimit}
+		if w.port = in.dev.wayOut(w.path); w.port == 0 {
+			return nil
+		}
+		if s.m == nil {
+			s.m = make(map[ibcm.Path]sureWay)
+		}
+		s.m[p] = w
+	}
+	return w.path
 }
 
 // handed tells from which UDP source port the packets of a connection come that others hand over.

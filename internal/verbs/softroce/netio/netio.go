@@ -22,6 +22,7 @@ type Path struct {
 
 	// flow picks one of the UDP source ports. Packets of one flow keep their order.
 	flow    atomic.Uint32
+	fresh   atomic.Pointer[atomic.Int32] // how many paths use its port, if that is one of Fresh
 	single  atomic.Bool
 	tooLong atomic.Bool
 	errno   atomic.Uint32
@@ -33,7 +34,10 @@ type Path struct {
 func (p *Path) Flow() uint32 { return p.flow.Load() }
 
 // SetFlow picks a UDP source port. A sender changes it to leave a way on which packets vanish.
-func (p *Path) SetFlow(f uint32) { p.flow.Store(f) }
+func (p *Path) SetFlow(f uint32) {
+	p.leaveFresh(nil)
+	p.flow.Store(f &^ freshFlow)
+}
 
 // SetSingle asks that packets of the path are not left to the kernel or a NIC to be cut out of
 // larger sends: the receiver checks the IPv4 identification that each gets, and hardware that
@@ -109,6 +113,11 @@ type Conn interface {
 	// Prefer asks that packets from remote to local come to this process
 	// rather than to another that shares the port.
 	Prefer(local netip.Addr, remote netip.AddrPort)
+
+	// Fresh gives a path a flow on a UDP source port that nothing was sent from before, as far as there are enough:
+	// no process of the peer's host can have asked for its packets. SetFlow gives the port back. Fresh
+	// returns its number, or 0 if there is none.
+	Fresh(p *Path) uint16
 
 	// Close stops. No handler runs once it returns.
 	Close() error

@@ -119,7 +119,7 @@ func (u *UDP) Send(b *TxBatch) error {
 	ioSync.Release()
 	st := u.txFree.get()
 	var first syscall.Errno
-	var used uint32 // sockets
+	var used [2]uint64 // sockets of each family
 	for i := range b.pkts {
 		p := b.pkts[i].path
 		enc := p.enc.Load()
@@ -131,21 +131,22 @@ func (u *UDP) Send(b *TxBatch) error {
 				continue
 			}
 		}
-		socks := u.tx[enc.family]
-		if len(socks) == 0 {
+		if len(u.tx[enc.family]) == 0 {
 			st.socks[i] = noSocket
 			first = failed(p, unix.ENETUNREACH, first)
 			continue
 		}
 		st.encs[i] = enc
-		k := enc.family*maxSourcePorts + int(p.Flow()%uint32(len(socks)))
-		st.socks[i] = uint8(k)
-		used |= 1 << k
+		n := u.source(enc.family, p)
+		st.socks[i] = sourceKey(enc.family, n)
+		used[enc.family] |= 1 << n
 	}
-	for ; used != 0; used &= used - 1 {
-		k := bits.TrailingZeros32(used)
-		if e := u.sendOn(u.tx[k/maxSourcePorts][k%maxSourcePorts], uint8(k), b, st); first == 0 {
-			first = e
+	for f, set := range used {
+		for ; set != 0; set &= set - 1 {
+			n := bits.TrailingZeros64(set)
+			if e := u.sendOn(u.sourceSock(f, n), sourceKey(f, n), b, st); first == 0 {
+				first = e
+			}
 		}
 	}
 	clear(st.encs[:len(b.pkts)])
@@ -157,6 +158,9 @@ func (u *UDP) Send(b *TxBatch) error {
 }
 
 const noSocket = 0xFF
+
+// sourceKey is one number for socket n of a family.
+func sourceKey(family, n int) uint8 { return uint8(family*(maxSourcePorts+maxFresh) + n) }
 
 // failed notes the error of a path and returns the first of all.
 func failed(p *Path, e, first syscall.Errno) syscall.Errno {

@@ -13,6 +13,7 @@ import (
 const (
 	maxSourcePorts = 16 // bounds Config.SourcePorts
 	fewPorts       = 4  // as many it may always be
+	freshPart      = 4  // of few files so many may be those of Fresh
 )
 
 // UDP carries packets over the kernel's UDP.
@@ -28,7 +29,12 @@ type UDP struct {
 
 	txMu   sync.RWMutex // held for reading while a Send uses descriptors
 	tx     [2][]txSock  // IPv4, IPv6
+	fresh  [2][]*freshSock
 	closed bool
+
+	freshMu  sync.Mutex // before txMu; held while fresh changes
+	freshSeq uint32
+	maxFresh int
 
 	hot atomic.Pointer[rxSock] // where traffic was last
 
@@ -67,7 +73,10 @@ func Listen(cfg Config) (*UDP, error) {
 	if few != 0 {
 		cfg.SourcePorts = min(cfg.SourcePorts, max(few/2, fewPorts))
 	}
-	u := &UDP{cfg: cfg, pref: make(map[prefKey]*preferred)}
+	u := &UDP{cfg: cfg, pref: make(map[prefKey]*preferred), maxFresh: maxFresh}
+	if few != 0 {
+		u.maxFresh = min(max(few/freshPart, 1), maxFresh)
+	}
 	u.prefSocks.Store(new([]*rxSock))
 	u.rxFree.new = newRxState
 	u.txFree.new = newTxState
@@ -156,6 +165,11 @@ func (u *UDP) Close() error {
 		u.txMu.Lock()
 		u.closed = true
 		for _, f := range u.tx {
+			for _, t := range f {
+				_ = unix.Close(t.fd)
+			}
+		}
+		for _, f := range u.fresh {
 			for _, t := range f {
 				_ = unix.Close(t.fd)
 			}

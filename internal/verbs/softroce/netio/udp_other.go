@@ -37,6 +37,9 @@ func (*UDP) Addrs() ([]netip.Addr, error) { return nil, errPlatform }
 // Prefer does nothing.
 func (*UDP) Prefer(netip.Addr, netip.AddrPort) {}
 
+// Fresh does nothing.
+func (*UDP) Fresh(*Path) uint16 { return 0 }
+
 // Stats returns zeros.
 func (*UDP) Stats() Stats { return Stats{} }
 

@@ -70,7 +70,7 @@ func (c *conn) Send(b *netio.TxBatch) error {
 			n.recycle(f)
 			continue
 		}
-		f.src = netip.AddrPortFrom(path.Local, c.ports[path.Flow()%uint32(len(c.ports))])
+		f.src = netip.AddrPortFrom(path.Local, c.source(path))
 		f.dst = netip.AddrPortFrom(path.Remote, netio.Port)
 		f.tc, f.hop = path.TrafficClass, path.HopLimit
 		if f.hop == 0 {
@@ -256,6 +256,24 @@ func (c *conn) Prefer(local netip.Addr, remote netip.AddrPort) {
 		o.preferred = slices.DeleteFunc(o.preferred, func(f flow) bool { return f == flow{local, remote} })
 	}
 	c.preferred = append(c.preferred, flow{local, remote})
+}
+
+// Fresh implements [netio.Conn]: there are always enough ports.
+func (c *conn) Fresh(p *netio.Path) uint16 {
+	n := c.host.net
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	port := n.nextPort()
+	p.SetFresh(uint32(port), nil)
+	return port
+}
+
+// source is the UDP source port of a path.
+func (c *conn) source(p *netio.Path) uint16 {
+	if port, ok := p.FreshPort(); ok {
+		return uint16(port)
+	}
+	return c.ports[p.Flow()%uint32(len(c.ports))]
 }
 
 func (c *conn) prefers(local netip.Addr, remote netip.AddrPort) bool {

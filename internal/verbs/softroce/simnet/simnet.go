@@ -95,10 +95,13 @@ type frame struct {
 	buf      []byte // BTH to ICRC
 }
 
+// firstPort is where the UDP source ports begin.
+const firstPort = 49152
+
 // New returns a network without hosts. Runs with the same seed meet the same chances.
 func New(seed uint64, opts Options) *Network {
 	return &Network{
-		seed: seed, opts: opts, port: 49152,
+		seed: seed, opts: opts, port: firstPort,
 		hosts: make(map[netip.Addr]*Host), links: make(map[pair]*link), cut: make(map[pair]bool),
 	}
 }
@@ -208,12 +211,19 @@ func (h *Host) Open(handler netio.Handler) (netio.Conn, error) {
 	defer n.mu.Unlock()
 	c := &conn{host: h, handler: handler, wake: make(chan struct{}, 1), done: make(chan struct{})}
 	for i := range c.ports {
-		n.port++
-		c.ports[i] = n.port
+		c.ports[i] = n.nextPort()
 	}
 	h.conns = append(h.conns, c)
 	go c.run()
 	return c, nil
+}
+
+// nextPort returns another UDP source port each time, until there are none left. Network.mu is held.
+func (n *Network) nextPort() uint16 {
+	if n.port++; n.port < firstPort {
+		n.port = firstPort
+	}
+	return n.port
 }
 
 // receiver picks the process that a packet reaches.
