@@ -2,6 +2,8 @@ package rc
 
 import (
 	"context"
+	"encoding/binary"
+	"errors"
 	"fmt"
 	"runtime"
 	"sync"
@@ -32,6 +34,9 @@ type Config struct {
 	Inline         int
 	MinRNRTimer    uint8
 	BusyPoll       time.Duration
+
+	// Messages replaces immediates by messages of their own, as devices without immediates always do.
+	Messages bool
 }
 
 // Conn is one end of a reliable connection.
@@ -44,6 +49,7 @@ type Conn struct {
 
 	sendWR, recvWR int
 	inline         int
+	messages       *messages // nil: there are immediates
 
 	role    atomic.Uint32
 	armed   atomic.Bool // a Notify is to come
@@ -74,26 +80,42 @@ func New(id verbs.CMID, cfg *Config) (*Conn, error) {
 	c := &Conn{dev: dev, id: id, h: cfg.Handler, sendWR: cfg.SendWR, recvWR: cfg.RecvWR}
 	c.busy.Store(int64(cfg.BusyPoll))
 	refreshProcs()
+	each, inline := 1, cfg.Inline // places in the send queue for each request
+	if cfg.Messages || dev.iwarp {
+		if c.messages, err = newMessages(dev, c.recvWR); err != nil {
+			_ = dev.Release() // the first error says more
+			return nil, fmt.Errorf("rc: receive buffers: %w", err)
+		}
+		each, inline = 2, max(inline, messageLen)
+	}
 	if m := dev.maxQPWR; m > 0 {
-		c.sendWR, c.recvWR = min(c.sendWR, m), min(c.recvWR, m)
+		c.sendWR, c.recvWR = min(c.sendWR, m/each), min(c.recvWR, m)
 	}
 	// Until Start nobody may poll.
 	c.role.Store(rolePolling)
-	if c.cq, err = dev.dev.CreateCQ(&verbs.CQAttr{Depth: c.sendWR + c.recvWR, Notify: c.notify}); err != nil {
-		_ = dev.Release() // the first error says more
+	if c.cq, err = dev.dev.CreateCQ(&verbs.CQAttr{Depth: each*c.sendWR + c.recvWR, Notify: c.notify}); err != nil {
+		_, _ = c.freeMessages(), dev.Release() // the first error says more
 		return nil, fmt.Errorf("rc: completion queue: %w", err)
 	}
 	c.qp, err = id.CreateQP(dev.pd, &verbs.QPInitAttr{
 		Type: verbs.RC, SendCQ: c.cq, RecvCQ: c.cq,
-		MaxSendWR: c.sendWR, MaxRecvWR: c.recvWR, MaxSendSGE: 1, MaxRecvSGE: 1,
-		MaxInline: cfg.Inline, MinRNRTimer: cfg.MinRNRTimer,
+		MaxSendWR: each * c.sendWR, MaxRecvWR: c.recvWR, MaxSendSGE: 1, MaxRecvSGE: 1,
+		MaxInline: inline, MinRNRTimer: cfg.MinRNRTimer,
 	})
+	var limits verbs.QPCap
+	if err == nil {
+		limits = c.qp.Cap()
+		if each > 1 && limits.MaxInline < messageLen {
+			_ = c.qp.Close() // nothing was posted
+			err = fmt.Errorf("device %s sends at most %d bytes inline, without immediates %d are needed: %w",
+				dev.Name(), limits.MaxInline, messageLen, errors.ErrUnsupported)
+		}
+	}
 	if err != nil {
-		_, _ = c.cq.Close(), dev.Release()
+		_, _, _ = c.cq.Close(), c.freeMessages(), dev.Release()
 		return nil, fmt.Errorf("rc: queue pair: %w", err)
 	}
-	limits := c.qp.Cap()
-	c.sendWR, c.recvWR = min(c.sendWR, limits.MaxSendWR), min(c.recvWR, limits.MaxRecvWR)
+	c.sendWR, c.recvWR = min(c.sendWR, limits.MaxSendWR/each), min(c.recvWR, limits.MaxRecvWR)
 	c.inline = limits.MaxInline
 	id.SetHandler(c.event)
 	return c, nil
@@ -107,6 +129,26 @@ func (c *Conn) ID() verbs.CMID { return c.id }
 
 // QP is the queue pair. What is posted to it directly is the caller's to count.
 func (c *Conn) QP() verbs.QP { return c.qp }
+
+// Messages tells whether immediates are messages of their own. Completions of receives then say nothing of how many
+// bytes the peer has written.
+func (c *Conn) Messages() bool { return c.messages != nil }
+
+// SetMessageOrder says which byte order such messages have, both ways: the peer's. It is little endian until then, and
+// set before Start.
+func (c *Conn) SetMessageOrder(o binary.ByteOrder) {
+	if c.messages != nil {
+		c.messages.order = o
+	}
+}
+
+// freeMessages gives back what messages came in.
+func (c *Conn) freeMessages() error {
+	if c.messages == nil {
+		return nil
+	}
+	return c.dev.PutRegistered(c.messages.mr, c.messages.block)
+}
 
 // SendWR, RecvWR and Inline tell the limits that the provider granted.
 func (c *Conn) SendWR() int { return c.sendWR }
@@ -223,6 +265,9 @@ func (c *Conn) drain(b *batch) {
 		ev, ok := c.takeEvent()
 		for {
 			n, err := c.cq.Poll(b.wc[:])
+			if c.messages != nil {
+				c.messages.translate(b.wc[:n])
+			}
 			if n > 0 {
 				c.h.HandleCompletions(b.wc[:n])
 			}
@@ -261,8 +306,11 @@ func init() {
 	}
 }
 
-// PostReceives posts n receives without buffers and returns how many were taken.
+// PostReceives posts n receives without buffers of the caller's, and returns how many were taken.
 func (c *Conn) PostReceives(n int) (int, error) {
+	if c.messages != nil {
+		return c.messages.post(c.qp, n)
+	}
 	for done := 0; done < n; {
 		k, err := c.qp.PostRecv(receives[:min(n-done, len(receives))])
 		done += k
@@ -302,6 +350,9 @@ func (c *Conn) Close() error {
 		err = e
 	}
 	if e := c.id.Close(); err == nil {
+		err = e
+	}
+	if e := c.freeMessages(); err == nil {
 		err = e
 	}
 	return err

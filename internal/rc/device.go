@@ -14,6 +14,7 @@ import (
 type Device struct {
 	provider string
 	maxQPWR  int
+	iwarp    bool
 	dev      verbs.Device
 	pd       verbs.PD
 	mem      allocator
@@ -58,7 +59,11 @@ func OpenDevice(id verbs.CMID) (*Device, error) {
 		_ = dev.Close() // the first error says more
 		return nil, fmt.Errorf("rc: protection domain on %s: %w", dev.Name(), err)
 	}
-	d := &Device{provider: id.Provider().Name(), maxQPWR: dev.Info().MaxQPWR, dev: dev, pd: pd, refs: 1}
+	info := dev.Info()
+	d := &Device{
+		provider: id.Provider().Name(), maxQPWR: info.MaxQPWR, iwarp: info.Transport == verbs.TransportIWARP,
+		dev: dev, pd: pd, refs: 1,
+	}
 	d.mem.pd = pd
 	if devices.open == nil {
 		devices.open = make(map[verbs.Device]*Device)

@@ -30,6 +30,8 @@ type Send struct {
 type SendQueue[T any] struct {
 	qp    verbs.QP
 	limit int
+	split *messages // if not nil, immediates are messages of their own
+	half  bool      // the data of the first request that is not posted has been
 
 	ring               []sendEntry[T] // a power of two
 	head, posted, tail uint64         // oldest not completed, first not posted, next
@@ -42,6 +44,12 @@ type sendEntry[T any] struct {
 
 // Init readies the queue for depth requests outstanding.
 func (q *SendQueue[T]) Init(qp verbs.QP, depth int) { q.qp, q.limit = qp, depth }
+
+// InitConn readies the queue for all that a connection takes.
+func (q *SendQueue[T]) InitConn(c *Conn) {
+	q.Init(c.qp, c.sendWR)
+	q.split = c.messages
+}
 
 // Free tells how many requests Push takes.
 func (q *SendQueue[T]) Free() int { return q.limit - int(q.tail-q.head) }
@@ -62,10 +70,13 @@ func (q *SendQueue[T]) Push(s Send, tag T) {
 	q.tail++
 }
 
-// Pop takes the last request back, if it is unposted.
+// Pop takes the last request back, if it is unposted. Its data may have been written all the same,
+// where immediates are messages of their own.
 func (q *SendQueue[T]) Pop() {
 	if q.tail > q.posted {
-		q.tail--
+		if q.tail--; q.tail == q.posted {
+			q.half = false
+		}
 		q.ring[q.tail&uint64(len(q.ring)-1)] = sendEntry[T]{}
 	}
 }
@@ -88,26 +99,19 @@ func (q *SendQueue[T]) Flush() error {
 	defer posts.Put(b)
 	for q.posted != q.tail {
 		n := 0
-		for ; n < len(b.wr) && q.posted+uint64(n) != q.tail; n++ {
-			i := q.posted + uint64(n)
-			s := &q.ring[i&uint64(len(q.ring)-1)].send
-			wr := &b.wr[n]
-			wr.ID, wr.Op, wr.Flags, wr.Imm = i, s.Op, s.Flags, s.Imm
-			wr.RemoteAddr, wr.RKey = s.RemoteAddr, s.RKey
-			wr.SGL, wr.Inline = nil, s.Inline
-			if s.Inline == nil && s.Length > 0 {
-				b.sge[n] = verbs.SGE{Addr: s.Addr, Length: s.Length, LKey: s.LKey}
-				wr.SGL = b.sge[n : n+1 : n+1]
-			}
+		for i := q.posted; i != q.tail && n+1 < len(b.wr); i++ {
+			n = q.stage(b, n, i)
 		}
 		k, err := q.qp.PostSend(b.wr[:n])
-		for i := range k {
-			q.ring[(q.posted+uint64(i))&uint64(len(q.ring)-1)].send.Inline = nil
+		for j := range k {
+			if q.half = !b.last[j]; b.last[j] {
+				q.ring[q.posted&uint64(len(q.ring)-1)].send.Inline = nil
+				q.posted++
+			}
 		}
-		for i := range n {
-			b.wr[i].Inline = nil
+		for j := range n {
+			b.wr[j].Inline = nil
 		}
-		q.posted += uint64(k)
 		if err != nil {
 			return err
 		}
@@ -116,6 +120,34 @@ func (q *SendQueue[T]) Flush() error {
 		}
 	}
 	return nil
+}
+
+// stage puts request i into a batch that has n work requests, and returns how many it then has.
+func (q *SendQueue[T]) stage(b *post, n int, i uint64) int {
+	s := &q.ring[i&uint64(len(q.ring)-1)].send
+	op, flags := s.Op, s.Flags
+	split := q.split != nil && op == verbs.OpWriteWithImm
+	if split {
+		op, flags = verbs.OpWrite, 0
+	}
+	if !split || (s.Inline != nil || s.Length > 0) && (i != q.posted || !q.half) {
+		wr := &b.wr[n]
+		wr.ID, wr.Op, wr.Flags, wr.Imm = i, op, flags, s.Imm
+		wr.RemoteAddr, wr.RKey = s.RemoteAddr, s.RKey
+		wr.SGL, wr.Inline = nil, s.Inline
+		if s.Inline == nil && s.Length > 0 {
+			b.sge[n] = verbs.SGE{Addr: s.Addr, Length: s.Length, LKey: s.LKey}
+			wr.SGL = b.sge[n : n+1 : n+1]
+		}
+		b.last[n] = !split
+		n++
+	}
+	if split {
+		b.wr[n] = verbs.SendWR{ID: i, Op: verbs.OpSend, Flags: s.Flags, Inline: q.split.encode(&b.msg[n], s.Imm)}
+		b.last[n] = true
+		n++
+	}
+	return n
 }
 
 // Complete returns the value of the oldest request if a completion of request id
@@ -133,8 +165,10 @@ func (q *SendQueue[T]) Complete(id uint64) (tag T, ok bool) {
 
 // post is the scratch of one Flush.
 type post struct {
-	wr  [16]verbs.SendWR
-	sge [16]verbs.SGE
+	wr   [17]verbs.SendWR // of which the last is for the second half of a request
+	sge  [17]verbs.SGE
+	msg  [17][messageLen]byte
+	last [17]bool // of its request
 }
 
 var posts = sync.Pool{New: func() any { return new(post) }}

@@ -125,7 +125,11 @@ func (in *arrivals) arrived(c *Conn, wc *verbs.WC, i int, now int64) error {
 		}
 	default:
 		before := c.rx.avail
-		err := c.rx.data(v, wc.ByteLen, now)
+		written := wc.ByteLen
+		if c.rc.Messages() {
+			written = v // nobody tells; memory that was never written is zero
+		}
+		err := c.rx.data(v, written, now)
 		in.wake = in.wake || c.rx.avail > before
 		return err
 	}
@@ -192,10 +196,16 @@ func (c *Conn) takeSends(wcs []verbs.WC, in *arrivals) {
 func (c *Conn) updated(wc *verbs.WC) error {
 	t := &c.tx
 	_, v := parseImm(wc.Imm)
-	switch wc.ByteLen {
+	entry, written := c.ctl.sgl(t.win.entry), wc.ByteLen
+	d := parseDescriptor(entry, t.ownOrder)
+	if c.rc.Messages() && d.length > 0 {
+		clear(entry) // so that the next update shows whether there is a new one
+		written = descriptorLen
+	}
+	switch written {
 	case 0:
 	case descriptorLen:
-		if err := t.win.publish(parseDescriptor(c.ctl.sgl(t.win.entry), t.ownOrder)); err != nil {
+		if err := t.win.publish(d); err != nil {
 			return err
 		}
 	default:

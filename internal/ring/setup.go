@@ -18,6 +18,10 @@ type Config struct {
 	WriteBuffer int           // limit of send memory, bytes; 0: 1 MiB
 	BusyPoll    time.Duration // how long a Read spins before it parks; 0: adaptive, negative: never
 
+	// Messages is how devices without immediates are used (iWARP), also on one that has them. Both
+	// ends must have it so.
+	Messages bool
+
 	// KeepAlive with all fields zero is on, as in package net: 15 s, 15 s, 9.
 	KeepAlive   net.KeepAliveConfig
 	NoKeepAlive bool
@@ -66,7 +70,7 @@ func newConn(id verbs.CMID, cfg *Config) (*Conn, error) {
 	var err error
 	c.rc, err = rc.New(id, &rc.Config{
 		Handler: (*handler)(c), SendWR: sendDepth, RecvWR: windowMax + windowSpare,
-		Inline: inlineWanted, MinRNRTimer: minRNRTimer, BusyPoll: cfg.BusyPoll,
+		Inline: inlineWanted, MinRNRTimer: minRNRTimer, BusyPoll: cfg.BusyPoll, Messages: cfg.Messages,
 	})
 	if err != nil {
 		_ = id.Close() // the first error says more
@@ -124,6 +128,7 @@ func (c *Conn) setPeer(d *connData, bigEndian bool) {
 	t := &c.tx
 	t.win.init(d.credits, d.buf)
 	t.peerSGL, t.peerOrder, t.ownOrder = d.sgl, order(d.bigEndian), order(bigEndian)
+	c.rc.SetMessageOrder(t.peerOrder) // librdmacm takes it for the order of this host
 }
 
 // connParam asks for what the protocol needs: no READs, endless RNR retries.
@@ -138,7 +143,11 @@ func Client(ctx context.Context, id verbs.CMID, cfg *Config) (*Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	rep, err := c.rc.Connect(ctx, connParam(c.connData(false)))
+	p := connParam(c.connData(false))
+	if c.rc.Messages() {
+		p.InitiatorDepth = 1 // an iWARP device may begin a connection with a READ (RFC 6581), and librdmacm lets it
+	}
+	rep, err := c.rc.Connect(ctx, p)
 	if err != nil {
 		c.teardown()
 		return nil, err
@@ -189,7 +198,10 @@ func accept(id verbs.CMID, cfg *Config, done func(*Conn, error)) (*Conn, error) 
 	c.setPeer(&d, d.bigEndian)
 	c.pending = done
 	p := connParam(c.connData(d.bigEndian))
-	p.FlowControl, p.RNRRetryCount = req.FlowControl, 7
+	p.FlowControl = req.FlowControl
+	if c.rc.Messages() {
+		p.ResponderResources, p.InitiatorDepth = min(req.ResponderResources, 1), min(req.InitiatorDepth, 1)
+	}
 	c.rc.Start()
 	if err := c.rc.Accept(p); err != nil {
 		if !c.takePending() {

@@ -20,13 +20,20 @@ import (
 )
 
 func TestNettest(t *testing.T) {
-	for name, o := range map[string]simnet.Options{
+	bad := simnet.Options{Loss: 0.05, Dup: 0.02, Reorder: 0.02, Delay: 20 * time.Microsecond}
+	for name, c := range map[string]struct {
+		simnet.Options
+		messages bool
+	}{
 		"clean":            {},
-		"one percent lost": {Loss: 0.01},
-		"five percent lost, duplicates, reordering": {Loss: 0.05, Dup: 0.02, Reorder: 0.02, Delay: 20 * time.Microsecond},
+		"one percent lost": {simnet.Options{Loss: 0.01}, false},
+		"five percent lost, duplicates, reordering": {bad, false},
+		"without immediates":                        {simnet.Options{}, true},
+		"the same over five percent lost":           {bad, true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t, o)
+			w := newWorld(t, c.Options)
+			w.messages = c.messages
 			nettest.TestConn(t, func() (c1, c2 net.Conn, stop func(), err error) {
 				c, s := w.pair()
 				return netConn{c}, netConn{s}, func() { _, _ = c.Close(), s.Close() }, nil

@@ -98,7 +98,7 @@ type transmitter struct {
 
 func (t *transmitter) init(c *Conn, limit int) {
 	t.limit = limit
-	t.q.Init(c.rc.QP(), c.rc.SendWR())
+	t.q.InitConn(c.rc)
 	b := c.ctl.block
 	t.base = chunk{mem: b.Bytes()[ctlChunk:], addr: b.Addr() + ctlChunk, lkey: b.LKey()}
 }

@@ -42,7 +42,8 @@ type world struct {
 	addr [2]netip.Addr
 	ln   verbs.Listener
 
-	cfg [2]Config // of client and server
+	cfg      [2]Config // of client and server
+	messages bool      // both do without immediates
 
 	before goleak.Option
 }
@@ -113,7 +114,9 @@ func (w *world) accept() <-chan accepted {
 			ch <- accepted{nil, err}
 			return
 		}
-		Server(id, &w.cfg[1], func(c *Conn, err error) { ch <- accepted{c, err} })
+		cfg := w.cfg[1]
+		cfg.Messages = cfg.Messages || w.messages
+		Server(id, &cfg, func(c *Conn, err error) { ch <- accepted{c, err} })
 	}()
 	return ch
 }
@@ -122,7 +125,9 @@ func (w *world) accept() <-chan accepted {
 func (w *world) pair() (client, server *Conn) {
 	w.t.Helper()
 	ch := w.accept()
-	client, err := Client(context.Background(), w.resolve(), &w.cfg[0])
+	cfg := w.cfg[0]
+	cfg.Messages = cfg.Messages || w.messages
+	client, err := Client(context.Background(), w.resolve(), &cfg)
 	require.NoError(w.t, err)
 	s := <-ch
 	require.NoError(w.t, s.err)
