@@ -337,7 +337,7 @@ func (c *Conn) Abort() {
 // any more. It must not be called from a handler, nor twice.
 func (c *Conn) Close() error {
 	// An error of Disconnect means that there is nothing to disconnect.
-	_, _ = c.qp.ToError(), c.id.Disconnect()
+	_, _ = c.id.Disconnect(), c.qp.ToError()
 	if c.started.Swap(true) {
 		for !c.role.CompareAndSwap(roleIdle, roleClosed) {
 			runtime.Gosched() // a poller is at work, for microseconds

@@ -8,6 +8,8 @@
 // next is touched. A receiver gives space back by writing a new descriptor into
 // the sender's target SGL, together with a new limit of messages.
 //
+// On a device without immediates (iWARP) each is a message of its own behind the write.
+//
 // # Memory
 //
 // A connection begins with one small segment of receive memory and publishes more

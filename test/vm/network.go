@@ -62,6 +62,11 @@ func (g *Guest) AddRXE(ctx context.Context, device, iface string) error {
 	if err := g.Command(ctx, "rdma", "link", "add", device, "type", "rxe", "netdev", iface).run(); err != nil {
 		return err
 	}
+	return g.waitActive(ctx, device)
+}
+
+// waitActive waits until the port of an RDMA device is active.
+func (g *Guest) waitActive(ctx context.Context, device string) error {
 	_, err := g.Script(ctx, fmt.Sprintf(`
 n=0
 while read -r state </sys/class/infiniband/%[1]s/ports/1/state; do

@@ -217,7 +217,7 @@ func (c *cmid) begin(p *verbs.ConnParam) error {
 // refusal is why an attempt failed, or nil.
 func refusal(ev *cmEvent) error {
 	switch ev.kind {
-	case cmResponse:
+	case cmResponse, cmEstablished:
 		return nil
 	case cmRejected:
 		return &verbs.RejectError{Reason: ev.status, PrivateData: ev.param.PrivateData}
@@ -239,6 +239,11 @@ func (c *cmid) ready() error {
 		return net.ErrClosed
 	case c.h == nil:
 		return syscall.ENODEV
+	}
+	if c.dev.iwarp {
+		c.q.connected(0)
+		c.state, c.established = cmConnected, true
+		return nil
 	}
 	if err := c.q.connect(c.h, -1, -1); err != nil {
 		return err
@@ -292,12 +297,18 @@ func (c *cmid) Accept(p *verbs.ConnParam) error {
 	if err != nil {
 		return c.failure("accepting", err)
 	}
-	if err = c.q.connect(c.h, int(p.InitiatorDepth), int(p.ResponderResources)); err == nil {
+	if !c.dev.iwarp {
+		err = c.q.connect(c.h, int(p.InitiatorDepth), int(p.ResponderResources))
+	}
+	if err == nil {
 		err = coreAccept(c.h, p, c.q)
 	}
 	if err != nil {
 		c.state = cmFailed
 		return c.failure("accepting", c.gaveUp(err))
+	}
+	if c.dev.iwarp {
+		c.q.connected(int(p.InitiatorDepth))
 	}
 	c.state = cmConnected
 	return nil
@@ -329,6 +340,10 @@ func (c *cmid) onCM(ev *cmEvent) {
 	case cmConnectError, cmUnreachable, cmRejected:
 		c.refused(ev)
 	case cmEstablished:
+		if c.active { // of iWARP: it is the answer
+			c.stepped(ev)
+			return
+		}
 		c.mu.Lock()
 		c.established = true
 		if c.leaving && c.h != nil && coreDisconnect(c.h) != nil {
@@ -441,6 +456,10 @@ func (c *cmid) Disconnect() error {
 func (c *cmid) disconnect() {
 	if c.state != cmConnected && c.state != cmOver {
 		return
+	}
+	if c.dev.iwarp && c.state == cmConnected && c.h != nil && !c.leaving {
+		// An iWARP queue pair in the error state is a connection cut off; this closes it behind what was sent.
+		c.leaving = coreDisconnect(c.h) == nil
 	}
 	_ = c.q.ToError() // it may be closed
 	if c.state == cmOver || c.leaving || c.h == nil {

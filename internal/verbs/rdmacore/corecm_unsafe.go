@@ -67,7 +67,7 @@ func (b *eventBuffer) next(ec *coreEC) (cmEvent, error) {
 	}
 	ev := cmEvent{token: uint64(e.token), request: toID(e.request), kind: int(e.kind), status: int(e.status)}
 	switch ev.kind {
-	case cmRequest, cmResponse, cmRejected:
+	case cmRequest, cmResponse, cmEstablished, cmRejected:
 		ev.param = verbs.ConnParam{
 			PrivateData:        slices.Clone(unsafe.Slice((*byte)(unsafe.Pointer(&e.private_data)), e.private_len)),
 			ResponderResources: uint8(e.responder_resources), InitiatorDepth: uint8(e.initiator_depth),

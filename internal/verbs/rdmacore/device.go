@@ -53,6 +53,7 @@ type device struct {
 	attr   attrs
 	port   []portAttrs // at the time of opening
 	maxMsg int64       // longest message of any port
+	iwarp  bool
 
 	refs  atomic.Int64 // opens, and whatever lives on the device
 	gone  atomic.Bool
@@ -102,14 +103,12 @@ func listedDevices() (map[string]verbs.LinkTransport, error) {
 }
 
 func (c *core) openDevice(name string) (*device, error) {
-	if c.p.host.describe(name).Transport == verbs.TransportIWARP {
-		return nil, errIWARP
-	}
 	drivers, err := listedDevices()
 	if err != nil {
 		return nil, err
 	}
-	if _, ok := drivers[name]; !ok {
+	transport, ok := drivers[name]
+	if !ok {
 		return nil, errNoDriver
 	}
 	ctx, fd, err := coreOpen(name)
@@ -117,7 +116,7 @@ func (c *core) openDevice(name string) (*device, error) {
 		return nil, err
 	}
 	d := &device{
-		c: c, name: name, ctx: ctx,
+		c: c, name: name, ctx: ctx, iwarp: transport == verbs.TransportIWARP,
 		cqs: make(map[uint64]*cq), srqs: make(map[uint64]*srq), qps: make(map[uint64]*qp), nums: make(map[uint32]*qp),
 	}
 	d.refs.Store(1)

@@ -90,10 +90,6 @@ const (
 	hintPass     = "a container needs it passed: docker run --device=/dev/infiniband"
 )
 
-// errIWARP is a device on which connections come about in another way (no answer to be confirmed, the driver moves the
-// queue pair), and which has no writes with immediate data.
-var errIWARP = fmt.Errorf("iWARP, only InfiniBand and RoCE are supported: %w", errors.ErrUnsupported)
-
 // cannotOpen explains why opening a device failed with err.
 func (h host) cannotOpen(name string, err error) error {
 	if !slices.Contains(h.devices(), name) {
@@ -115,9 +111,6 @@ func (h host) cannotOpen(name string, err error) error {
 
 // unusable explains why a device cannot be opened by anybody here, as far as can be seen without libibverbs; nil if it perhaps can.
 func (h host) unusable(name string) error {
-	if h.describe(name).Transport == verbs.TransportIWARP {
-		return fmt.Errorf("device %s is %w", name, errIWARP)
-	}
 	u := h.uverbs(name)
 	if u == "" {
 		return fmt.Errorf("the kernel offers no verbs for %s to programs: %s: %w", name, hintModule, syscall.ENODEV)

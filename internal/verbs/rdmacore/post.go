@@ -105,6 +105,12 @@ func (q *qp) fill(b *batch, wrs []verbs.SendWR) (n int, bad error) {
 func (q *qp) checkSend(wr *verbs.SendWR) error {
 	fetch := false
 	switch wr.Op {
+	case verbs.OpSendWithImm, verbs.OpWriteWithImm:
+		if q.dev.iwarp {
+			return unsupported("immediate data (iWARP has none) on device " + q.dev.name)
+		}
+	}
+	switch wr.Op {
 	case verbs.OpSend, verbs.OpSendWithImm:
 	case verbs.OpWrite, verbs.OpWriteWithImm:
 		if q.typ != verbs.RC {

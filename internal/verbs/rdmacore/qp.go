@@ -245,6 +245,15 @@ func (q *qp) connect(id *coreID, rdAtomic, destRDAtomic int) error {
 	return nil
 }
 
+// connected says that the driver has moved the queue pair to RTS, as those for iWARP do.
+func (q *qp) connected(readDepth int) {
+	q.lock()
+	defer q.unlock()
+	if q.state == stateInit {
+		q.state, q.readDepth = stateRTS, readDepth
+	}
+}
+
 // ToError implements [verbs.QP].
 func (q *qp) ToError() error {
 	q.lock()

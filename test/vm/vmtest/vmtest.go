@@ -69,7 +69,7 @@ func get(tb testing.TB) (*vm.Guest, *vm.Peer) {
 			shared.peer, shared.err = shared.guest.AddPeer(context.Background(), "peer", 1500)
 		}
 	}
-	check(tb, shared.err)
+	Check(tb, shared.err)
 	return shared.guest, shared.peer
 }
 
@@ -77,7 +77,7 @@ func get(tb testing.TB) (*vm.Guest, *vm.Peer) {
 func Start(tb testing.TB, cfg vm.Config) *vm.Guest {
 	tb.Helper()
 	g, err := vm.Start(tb.Context(), cfg)
-	check(tb, err)
+	Check(tb, err)
 	cleanup(tb, g)
 	return g
 }
@@ -86,7 +86,7 @@ func Start(tb testing.TB, cfg vm.Config) *vm.Guest {
 func Pair(tb testing.TB, cfg vm.PairConfig) (a, b *vm.Guest) {
 	tb.Helper()
 	a, b, err := vm.Pair(tb.Context(), cfg)
-	check(tb, err)
+	Check(tb, err)
 	cleanup(tb, a)
 	cleanup(tb, b)
 	return a, b
@@ -104,10 +104,11 @@ func cleanup(tb testing.TB, g *vm.Guest) {
 // Require installs packages of Debian, or skips the test.
 func Require(tb testing.TB, packages ...vm.Package) {
 	tb.Helper()
-	check(tb, vm.Require(tb.Context(), packages...))
+	Check(tb, vm.Require(tb.Context(), packages...))
 }
 
-func check(tb testing.TB, err error) {
+// Check ends the test if err is not nil: with a skip if it says that this machine cannot run it.
+func Check(tb testing.TB, err error) {
 	tb.Helper()
 	if err == nil {
 		return
