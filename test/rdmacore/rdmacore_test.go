@@ -23,6 +23,7 @@ func TestMain(m *testing.M) { vmtest.Main(m) }
 
 const (
 	guestPkg   = "github.com/go-rdma/rdma/test/rdmacore/guest"
+	corePkg    = "github.com/go-rdma/rdma/internal/verbs/rdmacore"
 	devicesPkg = "github.com/go-rdma/rdma/test/rdmacore/cmd/devices"
 	rdmanetPkg = "github.com/go-rdma/rdma/rdmanet"
 )
@@ -77,13 +78,23 @@ func TestChecked(t *testing.T) {
 	}
 }
 
-// TestDevice has what streams on rxe0 must stand: many idle connections, signals, bulk.
+// TestDevice has what streams on rxe0 must stand: many idle connections, signals, programs that are started, bulk.
 func TestDevice(t *testing.T) {
 	g, p := vmtest.SharedPeer(t)
 	prog, err := g.BuildTest(t.Context(), guestPkg, "-tags=guest")
 	require.NoError(t, err)
-	runTests(t, g, 10*time.Minute, nil, prog, "-addr="+p.Near.V4.String(), "-device="+p.Near.RDMA,
-		"-test.run=^(TestSRQ|TestOverrun|TestIdle|TestSignals|TestBulk|TestLatency)$")
+	echo, err := g.Build(t.Context(), echoPkg)
+	require.NoError(t, err)
+	runTests(t, g, 10*time.Minute, nil, prog, "-addr="+p.Near.V4.String(), "-device="+p.Near.RDMA, "-echo="+echo,
+		"-test.run=^(TestSRQ|TestOverrun|TestIdle|TestSignals|TestExec|TestBulk|TestLatency)$")
+}
+
+// TestAsync delivers each asynchronous event to the provider, with connections on rxe0.
+func TestAsync(t *testing.T) {
+	g, p := vmtest.SharedPeer(t)
+	prog, err := g.BuildTest(t.Context(), corePkg, "-tags=guest", "-race")
+	require.NoError(t, err)
+	runTests(t, g, 3*time.Minute, nil, prog, "-addr="+p.Near.V4.String(), "-test.run=^TestAsyncEvents$")
 }
 
 // TestRemoval takes the device away, in a guest of its own.

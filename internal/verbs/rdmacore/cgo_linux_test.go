@@ -286,3 +286,42 @@ func TestTranslate(t *testing.T) {
 	require.Equal(t, []*qp{now}, failed)
 	require.Len(t, s.avail, 2)
 }
+
+// asyncKinds has every asynchronous event of libibverbs, by its number (enum ibv_event_type), and what it comes to.
+// What that does to connections is for the tests in a guest: TestAsyncEvents.
+var asyncKinds = []struct {
+	name string
+	kind int
+}{
+	{"CQ_ERR", asyncCQ},
+	{"QP_FATAL", asyncQP},
+	{"QP_REQ_ERR", asyncQP},
+	{"QP_ACCESS_ERR", asyncQP},
+	{"COMM_EST", asyncCommEst},
+	{"SQ_DRAINED", asyncNone},
+	{"PATH_MIG", asyncNone},
+	{"PATH_MIG_ERR", asyncQP},
+	{"DEVICE_FATAL", asyncDevice},
+	{"PORT_ACTIVE", asyncPort},
+	{"PORT_ERR", asyncPort},
+	{"LID_CHANGE", asyncPort},
+	{"PKEY_CHANGE", asyncNone},
+	{"SM_CHANGE", asyncNone},
+	{"SRQ_ERR", asyncSRQ},
+	{"SRQ_LIMIT_REACHED", asyncSRQLimit},
+	{"QP_LAST_WQE_REACHED", asyncNone},
+	{"CLIENT_REREGISTER", asyncNone},
+	{"GID_CHANGE", asyncPort},
+	{"WQ_FATAL", asyncNone},
+	{"of a later library", asyncNone},
+}
+
+func TestAsyncKinds(t *testing.T) {
+	if why, _ := coreLoad(); why == noHeaders {
+		require.Equal(t, asyncNone, coreAsyncKind(0))
+		return
+	}
+	for event, want := range asyncKinds {
+		require.Equal(t, want.kind, coreAsyncKind(event), want.name)
+	}
+}

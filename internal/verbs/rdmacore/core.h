@@ -84,7 +84,7 @@ typedef struct {
 	int32_t max_qp, max_cqe, max_qp_wr, max_sge, max_srq_wr, max_srq_sge;
 	int32_t max_rd_atom, max_init_rd_atom;
 	int32_t atomics; /* READ-modify-WRITE is atomic at least among this device's */
-	int32_t odp;
+	int32_t odp; /* on-demand paging: for all that a reliable connection writes and reads */
 	int32_t ports;
 	int32_t vectors;
 } rdmacore_attr;
@@ -127,6 +127,7 @@ typedef struct {
 	int32_t event; /* enum ibv_event_type */
 } rdmacore_async;
 int rdmacore_async_event(rdmacore_ctx *, rdmacore_async *);
+int rdmacore_async_kind(int event); /* what an enum ibv_event_type comes to */
 
 /* --- memory --- */
 
@@ -138,7 +139,7 @@ typedef struct {
 
 rdmacore_ref rdmacore_alloc_pd(rdmacore_ctx *);
 int rdmacore_dealloc_pd(rdmacore_pd *);
-rdmacore_reg rdmacore_reg_mr(rdmacore_pd *, void *addr, size_t len, uint32_t access); /* verbs.Access */
+rdmacore_reg rdmacore_reg_mr(rdmacore_pd *, void *addr, size_t len, uint32_t access, int on_demand); /* verbs.Access */
 int rdmacore_dereg_mr(rdmacore_mr *);
 
 /* --- completion queues --- */

@@ -241,7 +241,12 @@ const (
 	asyncSRQ      = C.CORE_ASYNC_SRQ
 	asyncSRQLimit = C.CORE_ASYNC_SRQ_LIMIT
 	asyncDevice   = C.CORE_ASYNC_DEVICE
+	asyncPort     = C.CORE_ASYNC_PORT
+	asyncNone     = C.CORE_ASYNC_NONE
 )
+
+// coreAsyncKind is the kind of an enum ibv_event_type.
+func coreAsyncKind(event int) int { return int(C.rdmacore_async_kind(C.int(event))) }
 
 func coreAsyncEvent(ctx *coreCtx) (kind int, token uint64, err error) {
 	var e C.rdmacore_async
@@ -252,9 +257,9 @@ func coreAsyncEvent(ctx *coreCtx) (kind int, token uint64, err error) {
 func coreAllocPD(ctx *coreCtx) (*corePD, error) { return made[corePD](C.rdmacore_alloc_pd(ctx)) }
 func coreDeallocPD(pd *corePD) error            { return errnoOf(C.rdmacore_dealloc_pd(pd)) }
 
-// coreRegMR registers memory that is not Go's.
-func coreRegMR(pd *corePD, mem []byte, access verbs.Access) (mr *coreMR, lkey, rkey uint32, err error) {
-	r := C.rdmacore_reg_mr(pd, unsafe.Pointer(unsafe.SliceData(mem)), C.size_t(len(mem)), C.uint32_t(access))
+// coreRegMR registers memory that is not Go's. onDemand leaves it to be paged.
+func coreRegMR(pd *corePD, mem []byte, access verbs.Access, onDemand bool) (mr *coreMR, lkey, rkey uint32, err error) {
+	r := C.rdmacore_reg_mr(pd, unsafe.Pointer(unsafe.SliceData(mem)), C.size_t(len(mem)), C.uint32_t(access), cBool(onDemand))
 	return r.mr, uint32(r.lkey), uint32(r.rkey), errnoOf(r.err)
 }
 

@@ -125,7 +125,8 @@ int rdmacore_query(rdmacore_ctx *c, rdmacore_attr *out)
 	out->vectors = CTX(c)->num_comp_vectors;
 	memset(&ex, 0, sizeof ex);
 	if (ibv_query_device_ex(CTX(c), NULL, &ex) == 0)
-		out->odp = (ex.odp_caps.general_caps & IBV_ODP_SUPPORT) != 0;
+		out->odp = (ex.odp_caps.general_caps & IBV_ODP_SUPPORT) &&
+			   !(~ex.odp_caps.per_transport_caps.rc_odp_caps & (IBV_ODP_SUPPORT_WRITE | IBV_ODP_SUPPORT_READ));
 	return 0;
 }
 
@@ -195,6 +196,34 @@ int rdmacore_gids(rdmacore_ctx *c, rdmacore_gid *out, int max)
 	return n;
 }
 
+int rdmacore_async_kind(int event)
+{
+	switch (event) {
+	case IBV_EVENT_CQ_ERR:
+		return CORE_ASYNC_CQ;
+	case IBV_EVENT_QP_FATAL:
+	case IBV_EVENT_QP_REQ_ERR:
+	case IBV_EVENT_QP_ACCESS_ERR:
+	case IBV_EVENT_PATH_MIG_ERR:
+		return CORE_ASYNC_QP;
+	case IBV_EVENT_COMM_EST:
+		return CORE_ASYNC_COMM_EST;
+	case IBV_EVENT_SRQ_ERR:
+		return CORE_ASYNC_SRQ;
+	case IBV_EVENT_SRQ_LIMIT_REACHED:
+		return CORE_ASYNC_SRQ_LIMIT;
+	case IBV_EVENT_DEVICE_FATAL:
+		return CORE_ASYNC_DEVICE;
+	case IBV_EVENT_PORT_ACTIVE:
+	case IBV_EVENT_PORT_ERR:
+	case IBV_EVENT_GID_CHANGE:
+	case IBV_EVENT_LID_CHANGE:
+		return CORE_ASYNC_PORT;
+	default:
+		return CORE_ASYNC_NONE;
+	}
+}
+
 int rdmacore_async_event(rdmacore_ctx *c, rdmacore_async *out)
 {
 	struct ibv_async_event e;
@@ -208,40 +237,18 @@ int rdmacore_async_event(rdmacore_ctx *c, rdmacore_async *out)
 	if (rc)
 		return rdmacore_errno(EIO);
 	out->event = e.event_type;
-	switch (e.event_type) {
-	case IBV_EVENT_CQ_ERR:
-		out->kind = CORE_ASYNC_CQ;
+	out->kind = rdmacore_async_kind(e.event_type);
+	switch (out->kind) {
+	case CORE_ASYNC_CQ:
 		out->token = (uintptr_t)e.element.cq->cq_context;
 		break;
-	case IBV_EVENT_QP_FATAL:
-	case IBV_EVENT_QP_REQ_ERR:
-	case IBV_EVENT_QP_ACCESS_ERR:
-	case IBV_EVENT_PATH_MIG_ERR:
-		out->kind = CORE_ASYNC_QP;
+	case CORE_ASYNC_QP:
+	case CORE_ASYNC_COMM_EST:
 		out->token = (uintptr_t)e.element.qp->qp_context;
 		break;
-	case IBV_EVENT_COMM_EST:
-		out->kind = CORE_ASYNC_COMM_EST;
-		out->token = (uintptr_t)e.element.qp->qp_context;
-		break;
-	case IBV_EVENT_SRQ_ERR:
-		out->kind = CORE_ASYNC_SRQ;
+	case CORE_ASYNC_SRQ:
+	case CORE_ASYNC_SRQ_LIMIT:
 		out->token = (uintptr_t)e.element.srq->srq_context;
-		break;
-	case IBV_EVENT_SRQ_LIMIT_REACHED:
-		out->kind = CORE_ASYNC_SRQ_LIMIT;
-		out->token = (uintptr_t)e.element.srq->srq_context;
-		break;
-	case IBV_EVENT_DEVICE_FATAL:
-		out->kind = CORE_ASYNC_DEVICE;
-		break;
-	case IBV_EVENT_PORT_ACTIVE:
-	case IBV_EVENT_PORT_ERR:
-	case IBV_EVENT_GID_CHANGE:
-	case IBV_EVENT_LID_CHANGE:
-		out->kind = CORE_ASYNC_PORT;
-		break;
-	default:
 		break;
 	}
 	ibv_ack_async_event(&e);
@@ -262,7 +269,7 @@ int rdmacore_dealloc_pd(rdmacore_pd *pd)
 	return done(ibv_dealloc_pd(PD(pd)));
 }
 
-rdmacore_reg rdmacore_reg_mr(rdmacore_pd *pd, void *addr, size_t len, uint32_t access)
+rdmacore_reg rdmacore_reg_mr(rdmacore_pd *pd, void *addr, size_t len, uint32_t access, int on_demand)
 {
 	rdmacore_reg r = {NULL, 0, 0, 0};
 	struct ibv_mr *mr;
@@ -276,6 +283,8 @@ rdmacore_reg rdmacore_reg_mr(rdmacore_pd *pd, void *addr, size_t len, uint32_t a
 		flags |= IBV_ACCESS_REMOTE_READ;
 	if (access & CORE_REMOTE_ATOMIC)
 		flags |= IBV_ACCESS_REMOTE_ATOMIC;
+	if (on_demand)
+		flags |= IBV_ACCESS_ON_DEMAND;
 	errno = 0;
 	/* The macro of the same name may choose a function that old libraries lack; no flag here needs it. */
 	mr = (ibv_reg_mr)(PD(pd), addr, len, flags);

@@ -325,6 +325,8 @@ func (d *device) asyncEvent(kind int, token uint64) {
 		}
 	case asyncDevice:
 		d.lost()
+	case asyncPort, asyncNone:
+		// A port that is down may come back before the transport gives up, which the connections then tell.
 	}
 }
 

@@ -15,9 +15,10 @@ int rdmacore_query(rdmacore_ctx *a, rdmacore_attr *b) { return -ENOSYS; }
 int rdmacore_query_port(rdmacore_ctx *a, int b, rdmacore_port *c) { return -ENOSYS; }
 int rdmacore_gids(rdmacore_ctx *a, rdmacore_gid *b, int c) { return -ENOSYS; }
 int rdmacore_async_event(rdmacore_ctx *a, rdmacore_async *b) { return -ENOSYS; }
+int rdmacore_async_kind(int a) { return CORE_ASYNC_NONE; }
 rdmacore_ref rdmacore_alloc_pd(rdmacore_ctx *a) { return none; }
 int rdmacore_dealloc_pd(rdmacore_pd *a) { return -ENOSYS; }
-rdmacore_reg rdmacore_reg_mr(rdmacore_pd *a, void *b, size_t c, uint32_t d) { return no_reg; }
+rdmacore_reg rdmacore_reg_mr(rdmacore_pd *a, void *b, size_t c, uint32_t d, int e) { return no_reg; }
 int rdmacore_dereg_mr(rdmacore_mr *a) { return -ENOSYS; }
 rdmacore_ref rdmacore_create_chan(rdmacore_ctx *a) { return none; }
 int rdmacore_destroy_chan(rdmacore_chan *a) { return -ENOSYS; }
@@ -50,6 +51,8 @@ int rdmacore_bind(rdmacore_id *a, const rdmacore_addr *b) { return -ENOSYS; }
 int rdmacore_resolve_addr(rdmacore_id *a, const rdmacore_addr *b, const rdmacore_addr *c, int d) { return -ENOSYS; }
 int rdmacore_resolve_route(rdmacore_id *a, int b) { return -ENOSYS; }
 int rdmacore_listen(rdmacore_id *a, int b) { return -ENOSYS; }
+uint64_t rdmacore_context(rdmacore_id *a) { return 0; }
+int rdmacore_vacate(rdmacore_id *a) { return -ENOSYS; }
 int rdmacore_info(rdmacore_id *a, rdmacore_id_info *b) { return -ENOSYS; }
 int rdmacore_connect(rdmacore_id *a, const rdmacore_param *b) { return -ENOSYS; }
 int rdmacore_accept(rdmacore_id *a, const rdmacore_param *b) { return -ENOSYS; }

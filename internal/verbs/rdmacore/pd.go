@@ -3,6 +3,7 @@
 package rdmacore
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -111,19 +112,15 @@ func (p *pd) NewArena(size int) (verbs.Arena, error) {
 	if size <= 0 || size%pageSize != 0 {
 		return nil, fmt.Errorf("rdmacore: arena of %d bytes: not a multiple of the page size %d: %w", size, pageSize, syscall.EINVAL)
 	}
-	mem, err := unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
+	mem, err := mapArena(size, unix.Madvise)
 	if err != nil {
-		return nil, fmt.Errorf("rdmacore: arena of %d bytes: %w", size, os.NewSyscallError("mmap", err))
-	}
-	if err := unix.Madvise(mem, unix.MADV_DONTFORK); err != nil {
-		_ = unix.Munmap(mem) // pages nobody has seen
-		return nil, fmt.Errorf("rdmacore: arena of %d bytes: %w", size, os.NewSyscallError("madvise", err))
+		return nil, fmt.Errorf("rdmacore: arena of %d bytes: %w", size, err)
 	}
 	a := &arena{pd: p, mem: mem}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.h == nil {
-		_ = unix.Munmap(mem) // pages nobody has seen
+		_ = unmap(mem) // pages nobody has seen
 		return nil, fmt.Errorf("rdmacore: protection domain: %w", net.ErrClosed)
 	}
 	p.arenas = append(p.arenas, a)
@@ -176,7 +173,7 @@ func (a *arena) Close() error {
 		p.arenas = slices.Delete(p.arenas, i, i+1)
 	}
 	p.mu.Unlock()
-	return os.NewSyscallError("munmap", unix.Munmap(mem))
+	return unmap(mem)
 }
 
 // mr is a memory region.
@@ -215,13 +212,26 @@ func (p *pd) RegMR(mem []byte, access verbs.Access) (verbs.MR, error) {
 		return nil, err
 	}
 	m := &mr{pd: p, arena: p.arenaOf(mem), mem: mem[:len(mem):len(mem)], addr: uint64(addressOf(mem))}
-	m.h, m.lkey, m.rkey, err = coreRegMR(h, mem, access)
+	err = register(p.dev.attr.odp, func(onDemand bool) (err error) {
+		m.h, m.lkey, m.rkey, err = coreRegMR(h, mem, access, onDemand)
+		return err
+	})
 	if err != nil {
 		m.unuse()
 		what := fmt.Sprintf("registering %d bytes", len(mem))
 		return nil, p.dev.failure(what, p.dev.c.p.host.memlock(len(mem), err))
 	}
 	return m, nil
+}
+
+// register pins the memory, for which nothing has to be waited for later. Memory that cannot be pinned (of a file system on
+// persistent memory) is left to a device that can wait for pages, as librpma does.
+func register(odp bool, reg func(onDemand bool) error) error {
+	err := reg(false)
+	if errors.Is(err, syscall.EOPNOTSUPP) && odp {
+		return reg(true)
+	}
+	return err
 }
 
 func (m *mr) unuse() {
