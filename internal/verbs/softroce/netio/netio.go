@@ -19,6 +19,7 @@ type Path struct {
 	Local, Remote netip.Addr
 	TrafficClass  uint8
 	HopLimit      uint8 // 0: 64
+	Interface     int   // index of the one by which packets to a group leave; 0: by route
 
 	// flow picks one of the UDP source ports. Packets of one flow keep their order.
 	flow    atomic.Uint32
@@ -73,6 +74,7 @@ type Packet struct {
 	TrafficClass uint8
 	HopLimit     uint8
 	ID           uint16 // IPv4 identification
+	Interface    int    // of a packet to a group: index of the one on which it came
 
 	// Data is BTH to pad, without the ICRC. It is valid until the handler returns.
 	Data []byte
@@ -89,6 +91,7 @@ type Route struct {
 	Local     netip.Addr
 	Remote    netip.Addr // as packets from there will name it: unmapped, the zone by its name
 	Interface string
+	Index     int // of the interface; Route does not tell it
 	MTU       int // of the route, which is at most that of the interface; bytes
 }
 
@@ -109,6 +112,8 @@ type Conn interface {
 
 	// Addrs lists the host's addresses.
 	Addrs() ([]netip.Addr, error)
+
+	Groups
 
 	// Prefer asks that packets from remote to local come to this process
 	// rather than to another that shares the port.

@@ -59,11 +59,12 @@ func (st *rxState) arm(i int) {
 // rxSock is a socket that receives. A goroutine of its own reads it, and so does
 // whoever calls Poll.
 type rxSock struct {
-	u  *UDP
-	v6 bool
-	fd int
-	f  *os.File
-	rc syscall.RawConn
+	u     *UDP
+	v6    bool
+	fd    int
+	index int // of a group: the interface whose packets it takes; 0: no group
+	f     *os.File
+	rc    syscall.RawConn
 
 	// misses counts the reads by Poll since there was something.
 	misses atomic.Uint32
@@ -140,6 +141,9 @@ func (u *UDP) Poll() int {
 	for _, s := range *u.prefSocks.Load() {
 		n += s.poll()
 	}
+	for _, s := range *u.groupSocks.Load() {
+		n += s.poll()
+	}
 	return n
 }
 
@@ -212,9 +216,12 @@ func (s *rxSock) message(st *rxState, i int, good *int) int {
 		s.u.runts.Add(1)
 		return 1
 	}
-	var p Packet
+	p := Packet{Interface: s.index}
 	segment := s.control(st.ctl[i][:min(int(h.Controllen), rxControl)], &p)
 	p.Remote = s.addrs.remote(st.name[i][:min(h.Namelen, unix.SizeofSockaddrInet6)])
+	if p.Interface != s.index {
+		return 1 // of an IPv6 group the kernel gives what comes on any interface
+	}
 	if segment <= 0 || segment > len(buf) {
 		segment = len(buf)
 	}
@@ -279,6 +286,9 @@ func (s *rxSock) control(b []byte, p *Packet) (segment int) {
 			p.Local = netip.AddrFrom4([4]byte(data[8:12])) // ipi_addr, the header's destination
 		case level == unix.IPPROTO_IPV6 && typ == unix.IPV6_PKTINFO && len(data) >= unix.SizeofInet6Pktinfo:
 			p.Local = s.addrs.local(data[:unix.SizeofInet6Pktinfo])
+			if s.index != 0 {
+				p.Interface = int(binary.NativeEndian.Uint32(data[16:]))
+			}
 		case level == unix.IPPROTO_IP && typ == unix.IP_TOS, level == unix.IPPROTO_IPV6 && typ == unix.IPV6_TCLASS:
 			p.TrafficClass = uint8(cmsgInt(data))
 		case level == unix.IPPROTO_IP && typ == unix.IP_TTL, level == unix.IPPROTO_IPV6 && typ == unix.IPV6_HOPLIMIT:

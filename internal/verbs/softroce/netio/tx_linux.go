@@ -52,6 +52,9 @@ func (p *Path) encode(port uint16) (*pathEnc, syscall.Errno) {
 			scope = scopeOf(p.Local)
 		}
 	}
+	if p.Interface != 0 {
+		scope = uint32(p.Interface)
+	}
 	e.nameLen = putSockaddr(&e.name, p.Remote, port, scope)
 	ctl := make([]byte, 0, txControl)
 	var info []byte
@@ -63,7 +66,8 @@ func (p *Path) encode(port uint16) (*pathEnc, syscall.Errno) {
 	} else {
 		ctl, info = appendCmsg(ctl, unix.IPPROTO_IP, unix.IP_PKTINFO, unix.SizeofInet4Pktinfo)
 		src := p.Local.As4()
-		copy(info[4:], src[:]) // ipi_spec_dst
+		binary.NativeEndian.PutUint32(info, uint32(p.Interface)) // ipi_ifindex
+		copy(info[4:], src[:])                                   // ipi_spec_dst
 	}
 	if p.TrafficClass != 0 {
 		if v6 {
@@ -336,7 +340,8 @@ func (p *txPacket) length() int { return len(p.hdr) + (p.payload+3)&^3 + wire.IC
 
 // sameWay tells whether packets of two paths look the same to the network.
 func sameWay(p, q *Path) bool {
-	return p == q || p.Remote == q.Remote && p.Local == q.Local && p.TrafficClass == q.TrafficClass && p.HopLimit == q.HopLimit
+	return p == q || p.Remote == q.Remote && p.Local == q.Local && p.TrafficClass == q.TrafficClass && p.HopLimit == q.HopLimit &&
+		p.Interface == q.Interface
 }
 
 // seal is where every sent packet passes: it adds pad and ICRC for IPv4 identification id, and the vectors of the

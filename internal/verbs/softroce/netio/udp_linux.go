@@ -42,6 +42,10 @@ type UDP struct {
 	pref      map[prefKey]*preferred // nil once closed
 	prefSocks atomic.Pointer[[]*rxSock]
 
+	groupMu    sync.Mutex
+	groups     map[groupKey]*groupSock // nil once closed
+	groupSocks atomic.Pointer[[]*rxSock]
+
 	rxFree freeList[rxState]
 	txFree freeList[txState]
 
@@ -78,6 +82,8 @@ func Listen(cfg Config) (*UDP, error) {
 		u.maxFresh = min(max(few/freshPart, 1), maxFresh)
 	}
 	u.prefSocks.Store(new([]*rxSock))
+	u.groups = make(map[groupKey]*groupSock)
+	u.groupSocks.Store(new([]*rxSock))
 	u.rxFree.new = newRxState
 	u.txFree.new = newTxState
 
@@ -185,6 +191,7 @@ func (u *UDP) Close() error {
 		}
 		u.pref = nil
 		u.prefMu.Unlock()
+		socks = append(socks, u.leaveGroups()...)
 		for _, s := range socks {
 			s.close()
 		}

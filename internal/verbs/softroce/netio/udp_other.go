@@ -34,6 +34,15 @@ func (*UDP) Route(_, _ netip.Addr) (Route, error) { return Route{}, errPlatform 
 // Addrs fails.
 func (*UDP) Addrs() ([]netip.Addr, error) { return nil, errPlatform }
 
+// GroupRoute fails.
+func (*UDP) GroupRoute(_, _ netip.Addr) (Route, error) { return Route{}, errPlatform }
+
+// AddrRoute fails.
+func (*UDP) AddrRoute(netip.Addr) (Route, error) { return Route{}, errPlatform }
+
+// JoinGroup fails.
+func (*UDP) JoinGroup(netip.Addr, int) (func(), error) { return nil, errPlatform }
+
 // Prefer does nothing.
 func (*UDP) Prefer(netip.Addr, netip.AddrPort) {}
 

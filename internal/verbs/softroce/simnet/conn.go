@@ -26,6 +26,7 @@ type conn struct {
 	queue     []*frame // a heap, earliest first
 	seq       uint64
 	preferred []flow
+	groups    []netip.Addr // as often as it was joined
 	closed    bool
 
 	reading sync.Mutex // held while packets are handed over
@@ -81,7 +82,11 @@ func (c *conn) Send(b *netio.TxBatch) error {
 		crc = wire.ICRCBytes(crc, f.buf[len(hdr):])
 		f.buf = append(f.buf, 0, 0, 0, 0)
 		wire.PutICRC(f.buf[size-wire.ICRCLen:], crc)
-		n.launch(now, f)
+		if path.Remote.IsMulticast() {
+			n.multicast(now, f)
+		} else {
+			n.launch(now, f)
+		}
 	}
 	return err
 }
@@ -205,9 +210,11 @@ func (c *conn) read() (int, time.Duration) {
 			continue
 		}
 		n.stats.Delivered++
-		c.packets = append(c.packets, netio.Packet{
-			Local: f.dst.Addr(), Remote: f.src, TrafficClass: f.tc, HopLimit: f.hop, Data: f.data(),
-		})
+		p := netio.Packet{Local: f.dst.Addr(), Remote: f.src, TrafficClass: f.tc, HopLimit: f.hop, Data: f.data()}
+		if f.to != nil {
+			p.Interface = index
+		}
+		c.packets = append(c.packets, p)
 	}
 	n.mu.Unlock()
 	taken := len(c.batch)

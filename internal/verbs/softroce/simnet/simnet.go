@@ -67,6 +67,7 @@ type Network struct {
 	mu      sync.Mutex
 	opts    Options
 	hosts   map[netip.Addr]*Host
+	order   []*Host // as they came
 	links   map[pair]*link
 	cut     map[pair]bool
 	filters []*filter
@@ -91,6 +92,7 @@ type frame struct {
 	seq      uint64
 	link     *link
 	src, dst netip.AddrPort
+	to       *conn // the member that a packet to a group is for
 	tc, hop  uint8
 	buf      []byte // BTH to ICRC
 }
@@ -200,6 +202,7 @@ func (n *Network) Host(addrs ...netip.Addr) *Host {
 		}
 		n.hosts[a] = h
 	}
+	n.order = append(n.order, h)
 	return h
 }
 
@@ -261,7 +264,7 @@ func (n *Network) chance(l *link, f *frame) *rand.Rand {
 	}
 	r := l.chance[key]
 	if r == nil {
-		r = rand.New(rand.NewPCG(n.seed, mix(f.src.Addr())*31+mix(f.dst.Addr())+uint64(len(l.chance))<<32))
+		r = rand.New(rand.NewPCG(n.seed, mix(f.src.Addr())*31+mix(f.via())+uint64(len(l.chance))<<32))
 		l.chance[key] = r
 	}
 	return r
@@ -282,11 +285,24 @@ func (o *Options) mtu() int {
 	return 65536
 }
 
+// via is the address of the host that a frame goes to.
+func (f *frame) via() netip.Addr {
+	if f.to == nil {
+		return f.dst.Addr()
+	}
+	for _, a := range f.to.host.addrs {
+		if a.Is4() == f.dst.Addr().Is4() {
+			return a
+		}
+	}
+	return f.dst.Addr()
+}
+
 // launch decides a packet's fate. Network.mu is held.
 func (n *Network) launch(now time.Time, f *frame) {
 	o := &n.opts
 	n.stats.Sent++
-	l := n.link(f.src.Addr(), f.dst.Addr())
+	l := n.link(f.src.Addr(), f.via())
 	f.link = l
 	// Chance is asked the same number of times for each packet, so that one fate does not
 	// change those after it.
@@ -295,7 +311,7 @@ func (n *Network) launch(now time.Time, f *frame) {
 	hold, corrupt := r.Float64() < o.Reorder, r.Float64() < o.Corrupt
 	bit, jitter, again := r.Uint32(), r.Float64(), r.Float64()
 
-	if n.filtered(f) || n.cut[pair{f.src.Addr(), f.dst.Addr()}] {
+	if n.filtered(f) || n.cut[pair{f.src.Addr(), f.via()}] {
 		n.stats.Dropped++
 		n.recycle(f)
 		return
@@ -359,7 +375,7 @@ func (n *Network) launch(now time.Time, f *frame) {
 
 // deliver queues a packet at its receiver.
 func (n *Network) deliver(f *frame) {
-	var c *conn
+	c := f.to
 	if h := n.hosts[f.dst.Addr()]; h != nil {
 		c = h.receiver(f)
 	}
@@ -384,7 +400,7 @@ func (n *Network) frame() *frame {
 }
 
 func (n *Network) recycle(f *frame) {
-	f.link = nil
+	f.link, f.to = nil, nil
 	if len(n.free) < maxFree {
 		n.free = append(n.free, f)
 	}
