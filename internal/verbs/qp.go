@@ -31,10 +31,11 @@ type QPCap struct {
 	PathMTU                                                 MTU // 0 before the queue pair is connected; of UD: the port's
 }
 
-// QPStats counts what the transport had to repair; zero where a device does not tell.
+// QPStats counts what the transport had to repair or to drop; zero where a device does not tell.
 type QPStats struct {
 	Retransmits uint64 // packets sent again
 	RNRs        uint64 // RNR NAKs received
+	Dropped     uint64 // UD: datagrams that met no receive, or one too small for them
 }
 
 // QP is a queue pair. [CMID.CreateQP] makes one; connecting the CMID moves it

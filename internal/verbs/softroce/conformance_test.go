@@ -33,6 +33,14 @@ func provider(t *testing.T, cfg *softroce.Config) *softroce.Provider {
 	return p
 }
 
+// groups are multicast addresses that only these tests use.
+func groups(like netip.Addr) []netip.Addr {
+	if like.Is4() {
+		return []netip.Addr{netip.MustParseAddr("239.255.71.1"), netip.MustParseAddr("239.255.71.2"), netip.MustParseAddr("224.0.0.251")}
+	}
+	return []netip.Addr{netip.MustParseAddr("ff15::7171:1"), netip.MustParseAddr("ff15::7171:2"), netip.MustParseAddr("ff18::9")}
+}
+
 // loss drops some packets of connections, refusals included. Datagrams of the
 // communication manager get through, whose repetition takes seconds.
 func loss(p float64) func(f *simnet.Frame) bool {
@@ -69,6 +77,8 @@ func TestConformanceSimulated(t *testing.T) {
 				Active:  provider(t, &softroce.Config{Open: network.Host(a).Open}),
 				Passive: provider(t, &softroce.Config{Open: network.Host(b).Open}),
 				Listen:  b, Dial: b, Unsupported: lacking, Allocates: c.name == "Bad",
+				NoDatagrams: c.name == "Bad", // see TestDatagramsOnBadNetwork
+				Groups:      groups(b),
 			})
 		})
 	}
@@ -82,14 +92,16 @@ func TestConformanceLoopback(t *testing.T) {
 		name            string
 		active, passive *softroce.Provider
 		listen, dial    string
+		groups          []netip.Addr
 	}{
-		{"Self", one, one, "0.0.0.0", "127.0.0.1"},
-		{"Two", one, other, "::1", "::1"},
+		{"Self", one, one, "0.0.0.0", "127.0.0.1", groups(netip.IPv4Unspecified())},
+		{"Two", one, other, "::1", "::1", nil}, // see TestConformanceGroups: lo has no route to IPv6 groups
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			verbstest.TestProvider(t, verbstest.Config{
 				Active: c.active, Passive: c.passive,
 				Listen: netip.MustParseAddr(c.listen), Dial: netip.MustParseAddr(c.dial), Unsupported: lacking,
+				Groups: c.groups,
 			})
 		})
 	}

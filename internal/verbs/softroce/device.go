@@ -46,6 +46,7 @@ type device struct {
 	works    sync.Pool // of *work
 	notifier notifier
 	replier  replier
+	groups   groupTable
 	polling  atomic.Int32 // consumers that are reading the network
 	madPSN   atomic.Uint32
 	stats    counters
@@ -143,12 +144,16 @@ const (
 	maxMsgSize = 1 << 31 // 2 GiB, the most of the specification
 )
 
-func (d *device) Info() *verbs.DeviceInfo {
-	// The port serves all interfaces; connections take their route's MTU.
-	port := verbs.PortInfo{Num: 1, State: "ACTIVE", MTU: 1024}
+// portMTU is that of the port, which serves all interfaces. Connections and datagrams take that of their route.
+func (d *device) portMTU() verbs.MTU {
 	if c, ok := d.conn.(interface{ MTU() int }); ok {
-		port.MTU = max(pathMTU(c.MTU()), minMTU)
+		return max(pathMTU(c.MTU()), minMTU)
 	}
+	return 1024
+}
+
+func (d *device) Info() *verbs.DeviceInfo {
+	port := verbs.PortInfo{Num: 1, State: "ACTIVE", MTU: d.portMTU()}
 	if gids, err := d.conn.Addrs(); err == nil {
 		port.GIDs = gids
 	}
@@ -204,7 +209,10 @@ func (d *device) handleRun(w *work, qpn uint32, ps []netio.Packet) {
 		for i := range ps {
 			d.handleMAD(w, &ps[i])
 		}
-	case qpn == wire.QPNMulticast || qpn == 0:
+	case qpn == wire.QPNMulticast:
+		d.received(ps)
+		d.handleGroup(w, ps)
+	case qpn == 0:
 		d.received(ps)
 		d.stats.unknownQP.Add(uint64(len(ps)))
 	case uint8(qpn>>16) != d.slot:
@@ -251,6 +259,8 @@ func (d *device) handleMAD(w *work, p *netio.Packet) {
 		d.stats.malformed.Add(1)
 	case h.Opcode != wire.UDSendOnly:
 		d.stats.wrongType.Add(1)
+	case p.Local.IsMulticast():
+		d.stats.wrongAddr.Add(1)
 	case !goodPKey(h.PKey):
 		d.stats.wrongPKey.Add(1)
 	case h.QKey != wire.QKeyGSI:

@@ -60,7 +60,7 @@ func (p *Provider) open() (*instance, error) {
 	}
 	cm := ibcm.Config{
 		Clock: agentClock{p.cfg.clock()}, Rand: p.cfg.random64, Slot: in.share.Slot(),
-		Send: in.send, Request: in.request,
+		Send: in.send, Request: in.request, Lookup: in.lookup,
 	}
 	if p.cfg.cm != nil {
 		p.cfg.cm(&cm)
@@ -216,7 +216,7 @@ func (in *instance) findListener(k listenKey, addr netip.Addr) (l *listener, som
 // request decides on a connection request.
 func (in *instance) request(conn *ibcm.Conn, q *ibcm.REQ) ibcm.Verdict {
 	space, port, ok := ibcm.SplitServiceID(q.ServiceID)
-	if !ok {
+	if !ok || datagrams(verbs.PortSpace(space)) {
 		return verbs.RejInvalidServiceID
 	}
 	k, path := listenKey{verbs.PortSpace(space), port}, conn.Path()

@@ -32,7 +32,7 @@ type listener struct {
 
 	mu      sync.Mutex
 	closed  bool
-	queue   []*cmid
+	queue   []verbs.CMID
 	taken   uint64
 	dropped uint64
 }
@@ -144,7 +144,7 @@ func (l *listener) signal() {
 }
 
 // remove takes a request out of the queue, if it is still there.
-func (l *listener) remove(c *cmid) bool {
+func (l *listener) remove(c verbs.CMID) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	i := slices.Index(l.queue, c)

@@ -79,10 +79,6 @@ func (p *pd) CreateSRQ(*verbs.SRQAttr) (verbs.SRQ, error) {
 	return nil, unsupported("shared receive queues")
 }
 
-func (p *pd) CreateAH(*verbs.AHAttr) (verbs.AH, error) {
-	return nil, unsupported("address handles")
-}
-
 func (p *pd) Close() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

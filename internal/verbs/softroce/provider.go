@@ -93,7 +93,7 @@ func (p *Provider) checkDevice(name string, port int) error {
 }
 
 func checkSpace(ps verbs.PortSpace) error {
-	if ps != verbs.PSTCP && ps != verbs.PSIB {
+	if ps != verbs.PSTCP && ps != verbs.PSIB && !datagrams(ps) {
 		return unsupported("port space " + ps.String())
 	}
 	return nil
@@ -148,7 +148,12 @@ func (p *Provider) Resolve(ctx context.Context, attr *verbs.CMIDAttr) (verbs.CMI
 	if err != nil {
 		return nil, err
 	}
-	c, err := p.resolve(in, attr)
+	var c verbs.CMID
+	if datagrams(attr.PortSpace) {
+		c, err = p.resolveUD(in, attr)
+	} else {
+		c, err = p.resolve(in, attr)
+	}
 	if err != nil {
 		in.dev.release()
 		return nil, fmt.Errorf("softroce: resolving %v: %w", attr.Remote, err)

@@ -29,7 +29,7 @@ func TestResolveErrors(t *testing.T) {
 		}{
 			"no device":       {verbs.CMIDAttr{PortSpace: verbs.PSTCP, Remote: to, Device: "softroce0"}, nil, verbs.ErrNoDevice},
 			"no port":         {verbs.CMIDAttr{PortSpace: verbs.PSTCP, Remote: to, Port: 2}, nil, verbs.ErrNoDevice},
-			"port space":      {verbs.CMIDAttr{PortSpace: verbs.PSUDP, Remote: to}, nil, errors.ErrUnsupported},
+			"port space":      {verbs.CMIDAttr{PortSpace: verbs.PortSpace(0x222), Remote: to}, nil, errors.ErrUnsupported},
 			"no route":        {verbs.CMIDAttr{PortSpace: verbs.PSTCP, Remote: netip.AddrPortFrom(addrB6, 7)}, nil, syscall.ENETUNREACH},
 			"multicast":       {verbs.CMIDAttr{PortSpace: verbs.PSTCP, Remote: netip.MustParseAddrPort("239.1.1.1:7")}, nil, syscall.ENETUNREACH},
 			"no address":      {verbs.CMIDAttr{PortSpace: verbs.PSTCP}, nil, syscall.EINVAL},

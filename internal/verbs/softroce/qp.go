@@ -26,7 +26,7 @@ type transport interface {
 	// check refuses a send request that the service cannot take.
 	check(wr *verbs.SendWR) error
 	// queued is told of a request that was put in the send queue.
-	queued(e *sendWQE)
+	queued(e *sendWQE, wr *verbs.SendWR)
 	// transmit sends what may be sent.
 	transmit(w *work)
 	// receive takes a packet, receiveDead one in the error state; received follows the last one of a run.
@@ -35,6 +35,8 @@ type transport interface {
 	received(w *work)
 	// stop ends all activity for good.
 	stop(w *work)
+	// close follows stop of a queue pair that is closed, once. The queue pair is not locked.
+	close()
 }
 
 // Defaults for limits that QPInitAttr leaves open.
@@ -55,7 +57,7 @@ type qp struct {
 	sendCQ, recvCQ *cq
 	caps           verbs.QPCap
 	minRNRTimer    uint8
-	rc             *rc
+	rc             *rc // nil: no connection's
 	service        transport
 	handed         handed
 
@@ -74,11 +76,19 @@ type qp struct {
 	stats   verbs.QPStats
 }
 
-// newQP makes a queue pair in the state INIT.
+// newQP makes a queue pair of a connection in the state INIT.
 func (d *device) newQP(p *pd, attr *verbs.QPInitAttr) (*qp, error) {
 	if attr.Type != verbs.RC {
-		return nil, unsupported(attr.Type.String() + " queue pairs")
+		return nil, unsupported(attr.Type.String() + " queue pairs for connections")
 	}
+	return d.makeQP(p, attr, func(q *qp) {
+		q.rc = newRC(q)
+		q.service = q.rc
+	})
+}
+
+// makeQP makes a queue pair. serve gives it its transport service.
+func (d *device) makeQP(p *pd, attr *verbs.QPInitAttr, serve func(q *qp)) (*qp, error) {
 	if attr.SRQ != nil {
 		return nil, unsupported("shared receive queues")
 	}
@@ -111,8 +121,7 @@ func (d *device) newQP(p *pd, attr *verbs.QPInitAttr) (*qp, error) {
 	}
 	q.caps.MaxInline = maxInline // it costs nothing until it is used
 	q.sq.limit, q.rq.limit = uint32(q.caps.MaxSendWR), uint32(q.caps.MaxRecvWR)
-	q.rc = newRC(q)
-	q.service = q.rc
+	serve(q)
 
 	if !d.tryRetain() {
 		return nil, fmt.Errorf("softroce: queue pair: %w", net.ErrClosed)
@@ -192,6 +201,8 @@ func (q *qp) Stats() verbs.QPStats {
 	return q.stats
 }
 
+var errClosedQP = fmt.Errorf("queue pair: %w", net.ErrClosed)
+
 var errNotConnected = fmt.Errorf("softroce: queue pair is not connected: %w", syscall.ENOTCONN)
 
 func (q *qp) PostSend(wrs []verbs.SendWR) (n int, err error) {
@@ -267,7 +278,7 @@ func (q *qp) postSend(w *work, wr *verbs.SendWR) (full bool, err error) {
 		e.status = verbs.LocProtErr // told by the completion
 	}
 	q.sq.tail++
-	q.service.queued(e)
+	q.service.queued(e, wr)
 	return false, nil
 }
 
@@ -458,7 +469,7 @@ func (q *qp) Close() error {
 	w.end(false)
 
 	q.dev.qps.remove(q)
-	q.rc.close()
+	q.service.close()
 	q.sendCQ.unuse()
 	q.recvCQ.unuse()
 	q.pd.unuse()

@@ -27,6 +27,7 @@ type sendWQE struct {
 	inlined bool
 	sgl     []sge
 	inline  []byte
+	ah      *ah // of a datagram, whose queue pair number is raddr, and Q_Key rkey
 }
 
 // recvWQE is a receive request in the queue.

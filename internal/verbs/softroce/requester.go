@@ -83,7 +83,7 @@ type requester struct {
 }
 
 // queued gives a posted request its PSNs.
-func (r *rc) queued(e *sendWQE) {
+func (r *rc) queued(e *sendWQE, _ *verbs.SendWR) {
 	e.psn = r.end
 	e.packets = max(1, (e.length+r.mtu-1)/r.mtu)
 	r.end = wire.PSNAdd(r.end, e.packets)
@@ -232,7 +232,7 @@ func (r *rc) send(w *work, e *sendWQE, packet, psn uint32, ask bool) {
 	h.RETH = wire.RETH{VA: e.raddr, RKey: e.rkey, Length: e.length}
 	h.Imm = e.imm
 	r.add(w, h)
-	r.gather(w, e, uint64(packet)*uint64(r.mtu), uint64(n))
+	gather(w, e, uint64(packet)*uint64(r.mtu), uint64(n))
 	r.launched(w, psn, 1, ask)
 }
 
@@ -257,7 +257,7 @@ func (r *rc) launched(w *work, psn, n uint32, ask bool) {
 }
 
 // gather adds bytes off to off+n of a request's message to the last packet of the batch.
-func (r *rc) gather(w *work, e *sendWQE, off, n uint64) {
+func gather(w *work, e *sendWQE, off, n uint64) {
 	if e.inlined {
 		w.tx.Payload(e.inline[off : off+n])
 		return

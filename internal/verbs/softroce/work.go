@@ -1,6 +1,7 @@
 package softroce
 
 import (
+	"github.com/go-rdma/rdma/internal/verbs"
 	"github.com/go-rdma/rdma/internal/verbs/softroce/netio"
 	"github.com/go-rdma/rdma/internal/verbs/softroce/wire"
 )
@@ -14,6 +15,7 @@ type work struct {
 	held []*mr
 	in   wire.Packet // the packet being received
 	out  wire.Packet // the headers being built
+	grh  [verbs.GRHLen]byte
 
 	// Copies of what READ responses in the batch carry.
 	stage  []byte
