@@ -86,7 +86,7 @@ func TestDevice(t *testing.T) {
 	echo, err := g.Build(t.Context(), echoPkg)
 	require.NoError(t, err)
 	runTests(t, g, 10*time.Minute, nil, prog, "-addr="+p.Near.V4.String(), "-device="+p.Near.RDMA, "-echo="+echo,
-		"-test.run=^(TestSRQ|TestOverrun|TestIdle|TestSignals|TestExec|TestBulk|TestLatency)$")
+		"-test.run=^(TestSRQ|TestOverrun|TestCloseAtOnce|TestIdle|TestSignals|TestExec|TestBulk|TestLatency)$")
 }
 
 // TestAsync delivers each asynchronous event to the provider, with connections on rxe0.

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/go-rdma/rdma/internal/verbs"
 )
@@ -43,6 +44,7 @@ type cmid struct {
 	state       cmState
 	established bool // passive: the connection manager knows that the peer is there
 	leaving     bool // a disconnect was sent or is to be, the answer is to come
+	awaiting    bool // a timer runs for the RTU
 	resolving   bool // active: C is about to use h
 	removed     bool // the device is gone
 	closed      bool
@@ -432,12 +434,12 @@ func (c *cmid) refused(ev *cmEvent) {
 	}
 }
 
-// commEst tells the connection manager that the peer sends already: its last message is lost or late.
+// commEst takes word that the peer sends already: its last message is lost or late.
 func (c *cmid) commEst() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.h != nil && c.state == cmConnected && !c.established {
-		_ = coreCommEst(c.h) // the message may have come meanwhile
+		c.awaitRTU()
 	}
 }
 
@@ -465,16 +467,42 @@ func (c *cmid) disconnect() {
 	if c.state == cmOver || c.leaving || c.h == nil {
 		return
 	}
-	if !c.established {
-		// Only what is established can be ended. Ended before the kernel has dealt with this, its last
-		// message would be repeated for a minute, and could not be destroyed meanwhile.
-		c.leaving = willEstablish(coreCommEst(c.h))
-	} else {
-		c.leaving = coreDisconnect(c.h) == nil
+	if !c.established { // only what is established can be ended
+		c.leaving = true
+		c.awaitRTU()
+		return
 	}
+	c.leaving = coreDisconnect(c.h) == nil
 	if !c.leaving {
 		c.state = cmOver // no answer will come
 	}
+}
+
+// rtuPatience is how long the peer's last message of a connection's making may be late.
+const rtuPatience = time.Second
+
+// awaitRTU sees to it that a connection becomes established whose RTU is missing, later. Most are on their way, and to say that the
+// connection stands while the kernel already has the RTU and a DREQ behind it must not be: Linux 6.1 then drops the RTU, takes
+// the DREQ, and forgets to stop its REP, which it repeats for 66 s (cm_establish_handler). The identifier cannot be destroyed meanwhile.
+// c.mu is held.
+func (c *cmid) awaitRTU() {
+	if c.awaiting {
+		return
+	}
+	c.awaiting = true
+	time.AfterFunc(rtuPatience, func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.h == nil || c.state != cmConnected || c.established {
+			return
+		}
+		if err := coreCommEst(c.h); !willEstablish(err) && c.leaving {
+			c.state = cmOver // no answer will come
+			if c.closed {
+				c.destroy()
+			}
+		}
+	})
 }
 
 // destroy gives up what C holds, and the rest once the identifier is closed. c.mu is held. The kernel
