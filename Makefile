@@ -10,7 +10,7 @@ VMTIME   = 20m
 RUN      =
 CMD      = -v -rxe -- ibv_devinfo
 
-.PHONY: help demo test test-vm vm lint bench fuzz format vet rules race nocgo 386 cross
+.PHONY: help demo test test-vm vm lint bench bench-vm fuzz format vet rules race nocgo 386 cross
 
 help:
 	@echo 'make demo    HTTP over RDMA between two processes; DEMO="-size 64" passes flags'
@@ -19,6 +19,7 @@ help:
 	@echo 'make vm      runs a program in such a guest; CMD="-rxe -- ibv_devinfo"'
 	@echo 'make lint    golangci-lint as .golangci.yml says; the first run builds it'
 	@echo 'make bench   rdmanet beside TCP in one run; a table into bench/results; BENCH="-rounds 5" passes flags'
+	@echo 'make bench-vm  rdmanet beside rsockets and raw verbs on Soft-RoCE in a guest; likewise'
 	@echo 'make fuzz    each fuzz target for FUZZTIME ($(FUZZTIME)); FUZZ=FuzzName picks by regexp'
 
 demo:
@@ -44,6 +45,9 @@ lint:
 
 bench:
 	cd bench && $(GO) run . $(BENCH)
+
+bench-vm:
+	cd bench && $(GO) run ./vm $(BENCH)
 
 fuzz:
 	@GO='$(GO)' FUZZTIME='$(FUZZTIME)' FUZZ='$(FUZZ)' sh tools/fuzz.sh

@@ -2,14 +2,13 @@ package main
 
 import (
 	"fmt"
-	"math"
 	"net"
-	"os"
-	"os/exec"
 	"runtime"
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/go-rdma/rdma/bench/internal/figures"
 )
 
 type machine struct {
@@ -18,25 +17,11 @@ type machine struct {
 }
 
 func describeMachine() machine {
-	m := machine{date: time.Now().UTC(), cpu: "unknown CPU", kernel: runtime.GOOS, load: "unknown", mtu: "unknown", tree: "unknown"}
-	info, _ := os.ReadFile("/proc/cpuinfo")
-	for line := range strings.Lines(string(info)) {
-		if key, value, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(key) == "model name" {
-			m.cpu = strings.TrimSpace(value)
-			break
-		}
-	}
-	if b, err := os.ReadFile("/proc/sys/kernel/osrelease"); err == nil {
-		m.kernel = "Linux " + strings.TrimSpace(string(b))
-	}
-	if b, err := os.ReadFile("/proc/loadavg"); err == nil {
-		m.load = strings.Fields(string(b))[0]
+	m := machine{
+		date: time.Now().UTC(), cpu: figures.CPU(), kernel: figures.Kernel(), load: figures.Load(), mtu: "unknown", tree: figures.Tree(),
 	}
 	if ifi, err := net.InterfaceByName("lo"); err == nil {
 		m.mtu = fmt.Sprint(ifi.MTU)
-	}
-	if b, err := exec.Command("git", "describe", "--always", "--dirty").Output(); err == nil {
-		m.tree = strings.TrimSpace(string(b))
 	}
 	return m
 }
@@ -57,7 +42,7 @@ func report(m machine, o *options, rows []row) string {
 			speed[i] = r.c.faster(r.figures[1][i], r.figures[0][i])
 		}
 		fmt.Fprintf(&b, "| %s | %d | %s %s | %s %s | %s | %.1f, %.1f |\n", r.c.name, r.processes,
-			spread(r.figures[0]), r.c.unit, spread(r.figures[1]), r.c.unit, spread(speed), r.allocs[0], r.allocs[1])
+			figures.Spread(r.figures[0]), r.c.unit, figures.Spread(r.figures[1]), r.c.unit, figures.Spread(speed), r.allocs[0], r.allocs[1])
 	}
 	fmt.Fprintf(&b, "\nRDMA was carried by: %s.\n", strings.Join(paths(rows), "; "))
 	return b.String()
@@ -71,25 +56,4 @@ func paths(rows []row) []string {
 		}
 	}
 	return ps
-}
-
-func spread(v []float64) string {
-	return fmt.Sprintf("%s (%s to %s)", figure(median(v)), figure(slices.Min(v)), figure(slices.Max(v)))
-}
-
-// figure prints three significant digits, without an exponent.
-func figure(x float64) string {
-	if x == 0 || math.IsInf(x, 0) || math.IsNaN(x) {
-		return fmt.Sprint(x)
-	}
-	decimals := max(0, 2-int(math.Floor(math.Log10(math.Abs(x)))))
-	return fmt.Sprintf("%.*f", min(decimals, 6), x)
-}
-
-func median(v []float64) float64 {
-	s := slices.Sorted(slices.Values(v))
-	if n := len(s); n%2 == 0 {
-		return (s[n/2-1] + s[n/2]) / 2
-	}
-	return s[len(s)/2]
 }
