@@ -44,6 +44,7 @@ type Conn struct {
 	dev *Device
 	id  verbs.CMID
 	cq  verbs.CQ
+	one verbs.ArmPoller // cq, where it spares calls; else nil
 	qp  verbs.QP
 	h   Handler
 
@@ -55,8 +56,9 @@ type Conn struct {
 	armed   atomic.Bool // a Notify is to come
 	started atomic.Bool
 
-	evMu   sync.Mutex
-	events []verbs.Event
+	evMu     sync.Mutex
+	events   []verbs.Event
+	eventful atomic.Bool // there are some
 
 	busy                  atomic.Int64
 	spins, parks, wakeups atomic.Uint64
@@ -97,6 +99,7 @@ func New(id verbs.CMID, cfg *Config) (*Conn, error) {
 		_, _ = c.freeMessages(), dev.Release() // the first error says more
 		return nil, fmt.Errorf("rc: completion queue: %w", err)
 	}
+	c.one, _ = c.cq.(verbs.ArmPoller)
 	c.qp, err = id.CreateQP(dev.pd, &verbs.QPInitAttr{
 		Type: verbs.RC, SendCQ: c.cq, RecvCQ: c.cq,
 		MaxSendWR: each * c.sendWR, MaxRecvWR: c.recvWR, MaxSendSGE: 1, MaxRecvSGE: 1,
@@ -187,7 +190,7 @@ func (c *Conn) Counts() (spins, parks, wakeups uint64) {
 func (c *Conn) Progress() {
 	if c.enter() {
 		b := getBatch()
-		c.drain(b)
+		c.look(b, 0)
 		c.leave(b)
 		putBatch(b)
 	}
@@ -203,6 +206,7 @@ func (c *Conn) notify() {
 func (c *Conn) event(ev verbs.Event) {
 	c.evMu.Lock()
 	c.events = append(c.events, ev)
+	c.eventful.Store(true)
 	c.evMu.Unlock()
 	c.Progress()
 }
@@ -217,6 +221,7 @@ func (c *Conn) takeEvent() (ev verbs.Event, ok bool) {
 	c.events = c.events[1:]
 	if len(c.events) == 0 {
 		c.events = nil
+		c.eventful.Store(false)
 	}
 	return ev, true
 }
@@ -244,11 +249,7 @@ func (c *Conn) enter() bool {
 func (c *Conn) leave(b *batch) {
 	for {
 		if !c.armed.Load() {
-			c.armed.Store(true)
-			if err := c.cq.Arm(); err != nil {
-				c.h.HandleFailure(err)
-			}
-			c.drain(b)
+			c.arm(b)
 		}
 		if c.role.CompareAndSwap(rolePolling, roleIdle) {
 			return
@@ -258,24 +259,62 @@ func (c *Conn) leave(b *batch) {
 	}
 }
 
+// arm arms the queue and handles what came before.
+func (c *Conn) arm(b *batch) {
+	for c.one != nil {
+		c.armed.Store(true)
+		n, armed, err := c.one.PollOrArm(b.wc[:], 0, true)
+		if !armed {
+			c.armed.Store(false)
+		}
+		switch {
+		case c.handle(b, n, err) == 0:
+			return
+		case armed:
+			c.drain(b)
+			return
+		}
+	}
+	c.armed.Store(true)
+	if err := c.cq.Arm(); err != nil {
+		c.h.HandleFailure(err)
+	}
+	c.drain(b)
+}
+
+// look is drain, but where polls are dear only one, which looks on for a time.
+// Before the role is given up, the queue is looked at once more anyway.
+func (c *Conn) look(b *batch, spin time.Duration) {
+	if c.one == nil || c.eventful.Load() {
+		c.drain(b)
+		return
+	}
+	n, _, err := c.one.PollOrArm(b.wc[:], spin, false)
+	c.handle(b, n, err)
+}
+
+// handle handles what a poll has returned, and tells how many completions that were.
+func (c *Conn) handle(b *batch, n int, err error) int {
+	if c.messages != nil {
+		c.messages.translate(b.wc[:n])
+	}
+	if n > 0 {
+		c.h.HandleCompletions(b.wc[:n])
+	}
+	if err != nil {
+		c.h.HandleFailure(err)
+		return 0
+	}
+	return n
+}
+
 // drain handles completions and events until there are none.
 func (c *Conn) drain(b *batch) {
 	for {
 		// An event is taken first and handled last: what completed before it comes before it.
 		ev, ok := c.takeEvent()
 		for {
-			n, err := c.cq.Poll(b.wc[:])
-			if c.messages != nil {
-				c.messages.translate(b.wc[:n])
-			}
-			if n > 0 {
-				c.h.HandleCompletions(b.wc[:n])
-			}
-			if err != nil {
-				c.h.HandleFailure(err)
-				break
-			}
-			if n == 0 {
+			if n, err := c.cq.Poll(b.wc[:]); c.handle(b, n, err) == 0 {
 				break
 			}
 		}

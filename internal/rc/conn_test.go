@@ -65,6 +65,30 @@ func (q *testCQ) push(wcs ...verbs.WC) {
 	}
 }
 
+// dearCQ is a queue whose calls shall be few.
+type dearCQ struct {
+	*testCQ
+	calls int // of PollOrArm; the poller's
+}
+
+func (q *dearCQ) PollOrArm(wc []verbs.WC, _ time.Duration, arm bool) (n int, armed bool, err error) {
+	q.calls++
+	if n, err = q.Poll(wc); n > 0 || err != nil || !arm {
+		return n, false, err
+	}
+	if err = q.Arm(); err != nil {
+		return 0, false, err
+	}
+	n, err = q.Poll(wc)
+	return n, true, err
+}
+
+// queues runs a test on both kinds of queue.
+func queues(t *testing.T, test func(t *testing.T, one func(*testCQ) verbs.ArmPoller)) {
+	t.Run("plain", func(t *testing.T) { test(t, func(*testCQ) verbs.ArmPoller { return nil }) })
+	t.Run("dear", func(t *testing.T) { test(t, func(q *testCQ) verbs.ArmPoller { return &dearCQ{testCQ: q} }) })
+}
+
 // testHandler checks that it is called serially and in order, and wakes both sides.
 type testHandler struct {
 	t      *testing.T
@@ -103,198 +127,240 @@ func (h *testHandler) HandleFailure(err error) { h.t.Error(err) }
 // TestNothingIsStranded: whoever polls, waits, spins or parks, every completion is
 // handled once, in order and soon, also when nobody calls in.
 func TestNothingIsStranded(t *testing.T) {
-	for _, busy := range []time.Duration{0, -1, 20 * time.Microsecond} {
-		refreshProcs()
-		q := &testCQ{}
-		h := &testHandler{t: t}
-		c := &Conn{cq: q, h: h}
-		c.busy.Store(int64(busy))
-		q.notify = c.notify
-		c.role.Store(rolePolling)
-		var wantA, wantB, pushed atomic.Uint64
-		h.a = NewSide(func() bool { return h.next.Load() >= wantA.Load() })
-		h.b = NewSide(func() bool { return h.next.Load() >= wantB.Load() })
-		q.push(verbs.WC{ID: 0}) // before Start
-		pushed.Store(1)
-		c.Start()
+	queues(t, func(t *testing.T, one func(*testCQ) verbs.ArmPoller) {
+		for _, busy := range []time.Duration{0, -1, 20 * time.Microsecond} {
+			refreshProcs()
+			q := &testCQ{}
+			h := &testHandler{t: t}
+			c := &Conn{cq: q, one: one(q), h: h}
+			c.busy.Store(int64(busy))
+			q.notify = c.notify
+			c.role.Store(rolePolling)
+			var wantA, wantB, pushed atomic.Uint64
+			h.a = NewSide(func() bool { return h.next.Load() >= wantA.Load() })
+			h.b = NewSide(func() bool { return h.next.Load() >= wantB.Load() })
+			q.push(verbs.WC{ID: 0}) // before Start
+			pushed.Store(1)
+			c.Start()
 
-		const total = 50000
-		var wg sync.WaitGroup
-		wg.Go(func() { // the provider
-			rng := rand.New(rand.NewPCG(1, 2))
-			for id := uint64(1); id < total; {
-				n := min(1+rng.Uint64N(3), total-id)
-				wcs := make([]verbs.WC, n)
-				for i := range wcs {
-					wcs[i].ID = id
-					id++
-				}
-				q.push(wcs...)
-				pushed.Store(id)
-				if id%97 < 3 {
-					c.event(verbs.Event{Type: verbs.EventAddrChange})
-				}
-				switch rng.IntN(40) {
-				case 0:
-					time.Sleep(time.Microsecond)
-				case 1, 2, 3:
-					runtime.Gosched()
-				}
-			}
-		})
-		for _, side := range []struct {
-			s    *Side
-			want *atomic.Uint64
-		}{{h.a, &wantA}, {h.b, &wantB}} {
-			wg.Go(func() {
-				for next := uint64(1); next <= total; next += 1 + next%5 {
-					side.want.Store(next)
-					for h.next.Load() < next {
-						if !assert.NoError(t, c.Wait(side.s)) {
-							return
-						}
+			const total = 50000
+			var wg sync.WaitGroup
+			wg.Go(func() { // the provider
+				rng := rand.New(rand.NewPCG(1, 2))
+				for id := uint64(1); id < total; {
+					n := min(1+rng.Uint64N(3), total-id)
+					wcs := make([]verbs.WC, n)
+					for i := range wcs {
+						wcs[i].ID = id
+						id++
+					}
+					q.push(wcs...)
+					pushed.Store(id)
+					if id%97 < 3 {
+						c.event(verbs.Event{Type: verbs.EventAddrChange})
+					}
+					switch rng.IntN(40) {
+					case 0:
+						time.Sleep(time.Microsecond)
+					case 1, 2, 3:
+						runtime.Gosched()
 					}
 				}
 			})
-		}
-		wg.Go(func() { // somebody who calls in now and then
-			for h.next.Load() < total-10 {
-				c.Progress()
-				time.Sleep(50 * time.Microsecond)
+			for _, side := range []struct {
+				s    *Side
+				want *atomic.Uint64
+			}{{h.a, &wantA}, {h.b, &wantB}} {
+				wg.Go(func() {
+					for next := uint64(1); next <= total; next += 1 + next%5 {
+						side.want.Store(next)
+						for h.next.Load() < next {
+							if !assert.NoError(t, c.Wait(side.s)) {
+								return
+							}
+						}
+					}
+				})
 			}
-		})
-		done := make(chan struct{})
-		go func() { defer close(done); wg.Wait() }()
-		select {
-		case <-done:
-		case <-time.After(30 * time.Second):
-			t.Fatalf("stuck: %d handled of %d pushed; waiting for %d and %d", h.next.Load(), pushed.Load(), wantA.Load(), wantB.Load())
+			wg.Go(func() { // somebody who calls in now and then
+				for h.next.Load() < total-10 {
+					c.Progress()
+					time.Sleep(50 * time.Microsecond)
+				}
+			})
+			done := make(chan struct{})
+			go func() { defer close(done); wg.Wait() }()
+			select {
+			case <-done:
+			case <-time.After(30 * time.Second):
+				t.Fatalf("stuck: %d handled of %d pushed; waiting for %d and %d", h.next.Load(), pushed.Load(), wantA.Load(), wantB.Load())
+			}
+			require.EqualValues(t, total, h.next.Load())
+			require.EqualValues(t, roleIdle, c.role.Load())
+			require.True(t, c.armed.Load())
+			spins, parks, wakeups := c.Counts()
+			t.Logf("busy poll %v: %d spins, %d parks, %d wakeups, %d arms, %d events", busy, spins, parks, wakeups, q.arms, h.events.Load())
+			require.Equal(t, parks, wakeups)
+			if busy < 0 {
+				require.Zero(t, spins)
+			}
 		}
-		require.EqualValues(t, total, h.next.Load())
-		require.EqualValues(t, roleIdle, c.role.Load())
-		require.True(t, c.armed.Load())
-		spins, parks, wakeups := c.Counts()
-		t.Logf("busy poll %v: %d spins, %d parks, %d wakeups, %d arms, %d events", busy, spins, parks, wakeups, q.arms, h.events.Load())
-		require.Equal(t, parks, wakeups)
-		if busy < 0 {
-			require.Zero(t, spins)
-		}
-	}
+	})
 }
 
 // TestEachOneArrives: a completion comes only after the one before was seen, so
 // that a single one that is stranded, or a single wake-up that is lost, stops everything.
 func TestEachOneArrives(t *testing.T) {
-	for name, busy := range map[string]time.Duration{"adaptive": 0, "never spinning": -1, "spinning shortly": time.Microsecond} {
-		t.Run(name, func(t *testing.T) {
-			refreshProcs()
-			q := &testCQ{}
-			h := &testHandler{t: t}
-			c := &Conn{cq: q, h: h}
-			c.busy.Store(int64(busy))
-			q.notify = c.notify
-			c.role.Store(rolePolling)
-			var want atomic.Uint64
-			h.a = NewSide(func() bool { return h.next.Load() >= want.Load() })
-			h.b = NewSide(func() bool { return false })
-			c.Start()
-			const total = 20000
-			var wg sync.WaitGroup
-			var stop atomic.Bool
-			wg.Go(func() {
-				for id, turns := uint64(0), 0; id < total && !stop.Load(); turns++ {
-					if want.Load() != id+1 {
-						if turns%200 == 0 {
-							runtime.Gosched()
+	queues(t, func(t *testing.T, one func(*testCQ) verbs.ArmPoller) {
+		for name, busy := range map[string]time.Duration{"adaptive": 0, "never spinning": -1, "spinning shortly": time.Microsecond} {
+			t.Run(name, func(t *testing.T) {
+				refreshProcs()
+				q := &testCQ{}
+				h := &testHandler{t: t}
+				c := &Conn{cq: q, one: one(q), h: h}
+				c.busy.Store(int64(busy))
+				q.notify = c.notify
+				c.role.Store(rolePolling)
+				var want atomic.Uint64
+				h.a = NewSide(func() bool { return h.next.Load() >= want.Load() })
+				h.b = NewSide(func() bool { return false })
+				c.Start()
+				const total = 20000
+				var wg sync.WaitGroup
+				var stop atomic.Bool
+				wg.Go(func() {
+					for id, turns := uint64(0), 0; id < total && !stop.Load(); turns++ {
+						if want.Load() != id+1 {
+							if turns%200 == 0 {
+								runtime.Gosched()
+							}
+							continue
 						}
-						continue
+						for range id % 500 { // at another moment of the waiter's turn each time
+							want.Load()
+						}
+						q.push(verbs.WC{ID: id})
+						id++
 					}
-					for range id % 500 { // at another moment of the waiter's turn each time
-						want.Load()
+				})
+				wg.Go(func() {
+					for id := uint64(0); id < total; id++ {
+						want.Store(id + 1)
+						for h.next.Load() <= id {
+							if id%3 == 0 {
+								c.Progress()
+							}
+							if c.Wait(h.a) != nil {
+								return
+							}
+						}
 					}
-					q.push(verbs.WC{ID: id})
-					id++
+				})
+				done := make(chan struct{})
+				go func() { defer close(done); wg.Wait() }()
+				for last := uint64(0); ; {
+					select {
+					case <-done:
+						require.EqualValues(t, total, h.next.Load())
+						return
+					case <-time.After(2 * time.Second):
+					}
+					n := h.next.Load() + want.Load()
+					if n == last {
+						stop.Store(true)
+						h.a.Close(os.ErrClosed)
+						<-done
+						t.Fatalf("stuck: %d handled, waiting for %d", h.next.Load(), want.Load())
+					}
+					last = n
 				}
 			})
-			wg.Go(func() {
-				for id := uint64(0); id < total; id++ {
-					want.Store(id + 1)
-					for h.next.Load() <= id {
-						if id%3 == 0 {
-							c.Progress()
-						}
-						if c.Wait(h.a) != nil {
-							return
-						}
-					}
-				}
-			})
-			done := make(chan struct{})
-			go func() { defer close(done); wg.Wait() }()
-			for last := uint64(0); ; {
-				select {
-				case <-done:
-					require.EqualValues(t, total, h.next.Load())
-					return
-				case <-time.After(2 * time.Second):
-				}
-				n := h.next.Load() + want.Load()
-				if n == last {
-					stop.Store(true)
-					h.a.Close(os.ErrClosed)
-					<-done
-					t.Fatalf("stuck: %d handled, waiting for %d", h.next.Load(), want.Load())
-				}
-				last = n
-			}
-		})
-	}
+		}
+	})
 }
 
 // TestNarrowMoments: what happens between looking and arming, looking and
 // parking, and while another one leaves.
 func TestNarrowMoments(t *testing.T) {
-	newConn := func() (*Conn, *testCQ, *testHandler) {
-		q := &testCQ{}
-		h := &testHandler{t: t}
-		h.a, h.b = NewSide(func() bool { return false }), NewSide(func() bool { return false })
-		c := &Conn{cq: q, h: h}
-		c.busy.Store(-1)
-		q.notify = c.notify
-		c.role.Store(rolePolling)
-		return c, q, h
-	}
-	t.Run("between the last look and Arm", func(t *testing.T) {
-		c, q, h := newConn()
-		q.onArm = func() { q.push(verbs.WC{ID: 0}) }
-		c.Start()
-		require.EqualValues(t, 1, h.next.Load())
-	})
-	t.Run("notified while another leaves", func(t *testing.T) {
-		c, q, h := newConn()
-		c.Start()
-		require.True(t, c.enter()) // somebody polls
-		q.push(verbs.WC{ID: 0})    // and this Notify finds the role taken
-		require.EqualValues(t, 0, h.next.Load())
-		c.leave(new(batch))
-		require.EqualValues(t, 1, h.next.Load())
-		q.push(verbs.WC{ID: 1})
-		require.EqualValues(t, 2, h.next.Load())
-	})
-	t.Run("between looking and parking", func(t *testing.T) {
-		c, _, _ := newConn()
-		c.Start()
-		met := false
-		var s *Side
-		s = NewSide(func() bool {
-			was := met
-			met = true
-			s.Signal() // nobody is parked yet
-			return was
+	queues(t, func(t *testing.T, one func(*testCQ) verbs.ArmPoller) {
+		newConn := func() (*Conn, *testCQ, *testHandler) {
+			q := &testCQ{}
+			h := &testHandler{t: t}
+			h.a, h.b = NewSide(func() bool { return false }), NewSide(func() bool { return false })
+			c := &Conn{cq: q, one: one(q), h: h}
+			c.busy.Store(-1)
+			q.notify = c.notify
+			c.role.Store(rolePolling)
+			return c, q, h
+		}
+		t.Run("between the last look and Arm", func(t *testing.T) {
+			c, q, h := newConn()
+			q.onArm = func() { q.push(verbs.WC{ID: 0}) }
+			c.Start()
+			require.EqualValues(t, 1, h.next.Load())
 		})
-		s.SetDeadline(time.Now().Add(10 * time.Second))
-		require.NoError(t, c.Wait(s))
+		t.Run("notified while another leaves", func(t *testing.T) {
+			c, q, h := newConn()
+			c.Start()
+			require.True(t, c.enter()) // somebody polls
+			q.push(verbs.WC{ID: 0})    // and this Notify finds the role taken
+			require.EqualValues(t, 0, h.next.Load())
+			c.leave(new(batch))
+			require.EqualValues(t, 1, h.next.Load())
+			q.push(verbs.WC{ID: 1})
+			require.EqualValues(t, 2, h.next.Load())
+		})
+		t.Run("between looking and parking", func(t *testing.T) {
+			c, _, _ := newConn()
+			c.Start()
+			met := false
+			var s *Side
+			s = NewSide(func() bool {
+				was := met
+				met = true
+				s.Signal() // nobody is parked yet
+				return was
+			})
+			s.SetDeadline(time.Now().Add(10 * time.Second))
+			require.NoError(t, c.Wait(s))
+		})
 	})
+}
+
+// TestCalls: a batch costs two calls, one that takes it and one that finds no more and arms.
+func TestCalls(t *testing.T) {
+	q := &testCQ{}
+	dear := &dearCQ{testCQ: q}
+	h := &testHandler{t: t}
+	h.a, h.b = NewSide(func() bool { return false }), NewSide(func() bool { return false })
+	c := &Conn{cq: q, one: dear, h: h}
+	q.notify = c.notify
+	c.role.Store(rolePolling)
+	c.Start()
+	id := uint64(0)
+	for range 10 {
+		before, arms := dear.calls, q.arms
+		batch := make([]verbs.WC, 20)
+		for i := range batch {
+			batch[i].ID = id
+			id++
+		}
+		q.push(batch...)
+		require.EqualValues(t, id, h.next.Load())
+		require.Equal(t, 2, dear.calls-before)
+		require.Equal(t, 1, q.arms-arms)
+	}
+	// A reader that finds what it waits for by polling needs as many.
+	before := dear.calls
+	c.armed.Store(false) // the Notify of before is about to find the role taken
+	q.mu.Lock()
+	q.armed = false
+	q.mu.Unlock()
+	q.push(verbs.WC{ID: id})
+	s := NewSide(func() bool { return h.next.Load() > id })
+	h.a = s
+	require.True(t, c.spinOn(s, now(), int64(time.Second)))
+	require.Equal(t, 2, dear.calls-before)
 }
 
 // TestEventAfterCompletions: what completed before an event is handled before it.

@@ -78,7 +78,7 @@ func (c *Conn) spinOn(s *Side, start, limit int64) (met bool) {
 	last := start
 	for turns := limit / shortestTurn; ; turns-- {
 		if poller {
-			c.drain(b)
+			c.look(b, spinInside)
 		}
 		if met = s.ready() || s.waiter.Err() != nil; met {
 			break
@@ -108,6 +108,9 @@ const (
 	spinMax  = int64(50 * time.Microsecond) // of one adaptive wait
 	spinMin  = int64(5 * time.Microsecond)
 	busyTurn = int64(30 * time.Microsecond) // a turn of the scheduler longer than this means others run
+
+	// spinInside is how long a provider may look for completions in one call.
+	spinInside = 4 * time.Microsecond
 
 	// A turn takes longer than this, but where time is simulated none passes.
 	shortestTurn = int64(100 * time.Nanosecond)

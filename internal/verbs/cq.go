@@ -1,5 +1,7 @@
 package verbs
 
+import "time"
+
 // CQAttr says what a completion queue shall be able to do.
 type CQAttr struct {
 	// Depth is the number of completions the queue holds. One more is an
@@ -27,6 +29,17 @@ type CQ interface {
 	// Close fails while a queue pair uses the queue. No Notify is running
 	// or will run once it returns.
 	Close() error
+}
+
+// ArmPoller is a CQ of a provider whose calls are dear, since they leave Go:
+// what a consumer does when it finds nothing is one call instead of several.
+type ArmPoller interface {
+	CQ
+
+	// PollOrArm is Poll. With nothing there it looks on for spin, which the
+	// provider may cut short; then, if arm is set, it is Arm, and Poll once more. armed tells
+	// whether it came to that, whatever else is returned.
+	PollOrArm(wc []WC, spin time.Duration, arm bool) (n int, armed bool, err error)
 }
 
 // WC is a work completion. Of one that failed, only ID, Status, QPN and

@@ -155,14 +155,17 @@ typedef struct {
 
 rdmacore_ref rdmacore_create_chan(rdmacore_ctx *);
 int rdmacore_destroy_chan(rdmacore_chan *);
-/* Takes and acknowledges notifications; returns how many, -EAGAIN if there are none. */
+enum { CORE_DRAINED = 1 << 30 };
+/* Takes and acknowledges notifications; returns how many, with CORE_DRAINED if there are no more, -EAGAIN if there are none. */
 int rdmacore_cq_events(rdmacore_chan *, uint64_t *tokens, int max);
 
 rdmacore_ref rdmacore_create_cq(rdmacore_ctx *, int depth, uint64_t token, rdmacore_chan *, int vector);
 int rdmacore_destroy_cq(rdmacore_cq *);
 int rdmacore_arm(rdmacore_cq *);
 /* ud: queue pairs for datagrams use the queue. Drivers tell of a GRH with others too, where there is none. */
-int rdmacore_poll(rdmacore_cq *, rdmacore_wc *, int n, int ud);
+enum { CORE_ARMED = 1 << 30 };
+/* With nothing there, looks on for spin nanoseconds; then, if arm is set, arms and looks once more, and adds CORE_ARMED. */
+int rdmacore_poll(rdmacore_cq *, rdmacore_wc *, int n, int ud, int spin, int arm);
 
 /* --- queue pairs --- */
 

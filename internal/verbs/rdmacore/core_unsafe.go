@@ -276,13 +276,13 @@ func coreCreateChan(ctx *coreCtx) (ch *coreChan, fd int, err error) {
 
 func coreDestroyChan(ch *coreChan) error { return errnoOf(C.rdmacore_destroy_chan(ch)) }
 
-// coreCQEvents takes notifications; n is 0 when there are none.
-func coreCQEvents(ch *coreChan, tokens []uint64) (n int, err error) {
+// coreCQEvents takes notifications. drained tells that there are no more; without any that is EAGAIN.
+func coreCQEvents(ch *coreChan, tokens []uint64) (n int, drained bool, err error) {
 	rc := C.rdmacore_cq_events(ch, (*C.uint64_t)(unsafe.SliceData(tokens)), C.int(len(tokens)))
 	if rc < 0 {
-		return 0, errnoOf(rc)
+		return 0, false, errnoOf(rc)
 	}
-	return int(rc), nil
+	return int(rc &^ C.CORE_DRAINED), rc&C.CORE_DRAINED != 0, nil
 }
 
 // coreCreateCQ makes a completion queue; ch may be nil.
@@ -293,13 +293,14 @@ func coreCreateCQ(ctx *coreCtx, depth int, token uint64, ch *coreChan, vector in
 func coreDestroyCQ(cq *coreCQ) error { return errnoOf(C.rdmacore_destroy_cq(cq)) }
 func coreArm(cq *coreCQ) error       { return errnoOf(C.rdmacore_arm(cq)) }
 
-// corePoll fills wc, whose layout C knows. ud tells that queue pairs for datagrams use the queue.
-func corePoll(cq *coreCQ, wc []verbs.WC, ud bool) (int, error) {
-	rc := C.rdmacore_poll(cq, (*C.rdmacore_wc)(unsafe.Pointer(unsafe.SliceData(wc))), C.int(len(wc)), cBool(ud))
+// corePoll fills wc, whose layout C knows. ud tells that queue pairs for datagrams use the queue. With nothing there it
+// looks on for spin nanoseconds and then, if arm is set, arms and looks once more.
+func corePoll(cq *coreCQ, wc []verbs.WC, ud bool, spin int, arm bool) (n int, armed bool, err error) {
+	rc := C.rdmacore_poll(cq, (*C.rdmacore_wc)(unsafe.Pointer(unsafe.SliceData(wc))), C.int(len(wc)), cBool(ud), C.int(spin), cBool(arm))
 	if rc < 0 {
-		return 0, errnoOf(rc)
+		return 0, false, errnoOf(rc)
 	}
-	return int(rc), nil
+	return int(rc &^ C.CORE_ARMED), rc&C.CORE_ARMED != 0, nil
 }
 
 // qpInit says what a queue pair shall be, and then what it is.

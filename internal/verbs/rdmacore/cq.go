@@ -7,9 +7,12 @@ import (
 	"net"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/go-rdma/rdma/internal/verbs"
 )
+
+var _ verbs.ArmPoller = (*cq)(nil)
 
 // cq is a completion queue.
 type cq struct {
@@ -78,35 +81,49 @@ func (c *cq) create(depth int) error {
 
 // Poll implements [verbs.CQ].
 func (c *cq) Poll(wc []verbs.WC) (int, error) {
-	n, failed, err := c.poll(wc)
+	n, _, failed, err := c.poll(wc, 0, false)
 	for _, q := range failed {
 		q.broke()
 	}
 	return n, err
 }
 
-func (c *cq) poll(wc []verbs.WC) (n int, failed []*qp, err error) {
+// spinMax bounds the time that a call stays in C. After 20 µs there Go's scheduler gives the processor away.
+const spinMax = 8 * time.Microsecond
+
+// PollOrArm implements [verbs.ArmPoller].
+func (c *cq) PollOrArm(wc []verbs.WC, spin time.Duration, arm bool) (n int, armed bool, err error) {
+	n, armed, failed, err := c.poll(wc, min(spin, spinMax), arm)
+	for _, q := range failed {
+		q.broke()
+	}
+	return n, armed, err
+}
+
+func (c *cq) poll(wc []verbs.WC, spin time.Duration, arm bool) (n int, armed bool, failed []*qp, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for {
 		switch {
 		case c.h == nil || c.closed:
-			return 0, nil, c.dev.closedError()
+			return 0, armed, nil, c.dev.closedError()
 		case len(wc) == 0:
-			return 0, nil, nil
+			return 0, armed, nil, nil
 		case c.failed != nil && c.dev.gone.Load():
-			return 0, nil, c.failed // the queue is the device's memory
+			return 0, armed, nil, c.failed // the queue is the device's memory
 		}
-		n, err = corePoll(c.h, wc, c.uds > 0)
+		var did bool
+		n, did, err = corePoll(c.h, wc, c.uds > 0, int(spin), arm)
+		armed = armed || did
 		switch {
 		case err != nil:
-			return 0, nil, c.dev.failure("polling", err)
+			return 0, armed, nil, c.dev.failure("polling", err)
 		case n == 0:
-			return 0, nil, c.failed
+			return 0, armed, nil, c.failed
 		}
 		order.Acquire()
 		if n, failed = c.dev.translate(wc[:n]); n > 0 {
-			return n, failed, nil
+			return n, armed, failed, nil
 		}
 	}
 }

@@ -344,7 +344,7 @@ int rdmacore_cq_events(rdmacore_chan *ch, uint64_t *tokens, int max)
 			if (errno == EINTR)
 				continue;
 			if (n > 0)
-				break;
+				return errno == EAGAIN ? n | CORE_DRAINED : n;
 			return rdmacore_errno(EIO);
 		}
 		tokens[n++] = (uintptr_t)token;

@@ -351,7 +351,6 @@ type shard struct {
 	ch    *coreChan
 	drain *drainer
 	buf   [coreEvents]uint64
-	n     int
 }
 
 // shard returns the channel for the next completion queue, and its number.
@@ -371,8 +370,7 @@ func (d *device) shard() (*shard, int, error) {
 	}
 	s.ch = ch
 	s.drain, err = drain(fd, "completions of "+d.name,
-		func() (err error) { s.n, err = coreCQEvents(ch, s.buf[:]); return err },
-		s.notify, nil) // that the device is gone is told elsewhere
+		s.take, func() {}, nil) // that the device is gone is told elsewhere
 	if err != nil {
 		_ = coreDestroyChan(ch) // the first error says more
 		return nil, 0, err
@@ -381,8 +379,22 @@ func (d *device) shard() (*shard, int, error) {
 	return s, i, nil
 }
 
-func (s *shard) notify() {
-	for _, token := range s.buf[:s.n] {
+// take calls Notify itself, since the channel is not closed by handlers: known to be empty, it is not read again before it is
+// readable.
+func (s *shard) take() error {
+	n, drained, err := coreCQEvents(s.ch, s.buf[:])
+	if err != nil {
+		return err
+	}
+	s.notify(s.buf[:n])
+	if drained {
+		return syscall.EAGAIN
+	}
+	return nil
+}
+
+func (s *shard) notify(tokens []uint64) {
+	for _, token := range tokens {
 		s.d.mu.Lock()
 		c := s.d.cqs[token]
 		s.d.mu.Unlock()

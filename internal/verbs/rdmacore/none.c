@@ -26,7 +26,7 @@ int rdmacore_cq_events(rdmacore_chan *a, uint64_t *b, int c) { return -ENOSYS; }
 rdmacore_ref rdmacore_create_cq(rdmacore_ctx *a, int b, uint64_t c, rdmacore_chan *d, int e) { return none; }
 int rdmacore_destroy_cq(rdmacore_cq *a) { return -ENOSYS; }
 int rdmacore_arm(rdmacore_cq *a) { return -ENOSYS; }
-int rdmacore_poll(rdmacore_cq *a, rdmacore_wc *b, int c, int d) { return -ENOSYS; }
+int rdmacore_poll(rdmacore_cq *a, rdmacore_wc *b, int c, int d, int e, int f) { return -ENOSYS; }
 rdmacore_qp *rdmacore_create_qp(rdmacore_pd *a, rdmacore_qp_init *b) { return NULL; }
 int rdmacore_destroy_qp(rdmacore_qp *a) { return -ENOSYS; }
 int rdmacore_qp_error(rdmacore_qp *a) { return -ENOSYS; }

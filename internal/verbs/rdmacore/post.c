@@ -5,6 +5,7 @@
 
 #include <arpa/inet.h>
 #include <string.h>
+#include <time.h>
 
 _Static_assert(sizeof(rdmacore_sge) == sizeof(struct ibv_sge) &&
 	       offsetof(rdmacore_sge, addr) == offsetof(struct ibv_sge, addr) &&
@@ -177,7 +178,7 @@ static int opcode(enum ibv_wc_opcode op)
 	}
 }
 
-int rdmacore_poll(rdmacore_cq *cq, rdmacore_wc *out, int n, int ud)
+static int poll_once(rdmacore_cq *cq, rdmacore_wc *out, int n, int ud)
 {
 	struct ibv_wc wc[CORE_BATCH];
 	int got;
@@ -219,6 +220,44 @@ int rdmacore_poll(rdmacore_cq *cq, rdmacore_wc *out, int n, int ud)
 		o->path_bits = w->dlid_path_bits;
 	}
 	return got;
+}
+
+static inline void relax(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+	__builtin_ia32_pause();
+#elif defined(__aarch64__)
+	__asm__ __volatile__("yield");
+#endif
+}
+
+static int64_t nanoseconds(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec * 1000000000LL + t.tv_nsec;
+}
+
+int rdmacore_poll(rdmacore_cq *cq, rdmacore_wc *out, int n, int ud, int spin, int arm)
+{
+	int got = poll_once(cq, out, n, ud), rc;
+
+	if (got == 0 && spin > 0) {
+		int64_t end = nanoseconds() + spin;
+
+		do {
+			relax();
+			got = poll_once(cq, out, n, ud);
+		} while (got == 0 && nanoseconds() < end);
+	}
+	if (got != 0 || !arm)
+		return got;
+	rc = rdmacore_arm(cq);
+	if (rc < 0)
+		return rc;
+	got = poll_once(cq, out, n, ud);
+	return got < 0 ? got : got | CORE_ARMED;
 }
 
 #endif

@@ -16,6 +16,7 @@ var notifyTests = []test{
 	{"LostWakeup", testLostWakeup},
 	{"InHandler", testInHandler},
 	{"CloseWaits", testCloseWaits},
+	{"PollOrArm", testPollOrArm},
 }
 
 // settle gives a provider time to do what it must not do.
@@ -245,4 +246,38 @@ func testCloseWaits(s *suite, t *testing.T) {
 		require.Zero(t, running.Load(), "Notify runs after Close")
 		require.Equal(t, int32(1), calls.Load())
 	}
+}
+
+// testPollOrArm has the one call of queues that have it do what Poll and Arm do.
+func testPollOrArm(s *suite, t *testing.T) {
+	a, b := s.pair(t)
+	q, ok := b.cq.(verbs.ArmPoller)
+	if !ok {
+		t.Skip("calls of this provider are cheap")
+	}
+	wcs := make([]verbs.WC, 8)
+	look := func(spin time.Duration, arm bool, want int, wantArmed bool) {
+		t.Helper()
+		n, armed, err := q.PollOrArm(wcs, spin, arm)
+		require.NoError(t, err)
+		require.Equal(t, want, n)
+		require.Equal(t, wantArmed, armed)
+	}
+	look(0, false, 0, false)
+	look(0, true, 0, true)
+	deliver(a, b, 3)
+	b.waitNotified(1)
+	time.Sleep(settle)
+	look(0, true, 3, false)
+	deliver(a, b, 1)
+	time.Sleep(settle)
+	require.EqualValues(t, 1, b.notified.Load(), "found something, so not armed")
+	look(time.Hour, true, 1, false)
+	start := time.Now()
+	look(time.Hour, true, 0, true)
+	require.Less(t, time.Since(start), time.Minute, "the provider bounds it")
+	deliver(a, b, 1)
+	b.waitNotified(2)
+	time.Sleep(settle)
+	look(0, false, 1, false)
 }
