@@ -27,6 +27,7 @@ type Conn struct {
 		eof    bool  // the peer sends no more
 		err    error // the connection failed; whichever of eof and err came first holds
 		closed bool  // CloseRead
+		owed   int   // receives that were consumed and not posted again
 	}
 	tx transmitter
 

@@ -26,7 +26,6 @@ func (h *handler) HandleCompletions(wcs []verbs.WC) {
 	var in arrivals
 	in.take(c, wcs)
 	if in.receives > 0 {
-		// Before any credit for them is given.
 		if n, err := c.rc.PostReceives(in.receives); err == nil && n < in.receives {
 			in.fail(syscall.ENOMEM)
 		} else if err != nil {
@@ -49,7 +48,7 @@ func (h *handler) HandleCompletions(wcs []verbs.WC) {
 
 // arrivals is what a batch of completions says about the receiving half.
 type arrivals struct {
-	receives int // to be posted again
+	receives int // to be posted now
 	alive    bool
 	wake     bool // the reader
 	due      bool // space or credits may be given back
@@ -88,9 +87,13 @@ func (in *arrivals) take(c *Conn, wcs []verbs.WC) {
 		case wc.ID&rc.RecvBit == 0:
 			in.sends = true
 		case c.rx.err == nil:
-			in.receives++
+			c.rx.owed++
 			in.broke(in.arrived(c, wc, i, now))
 		}
+	}
+	// The others are posted with the next credit, before it is given.
+	if c.rx.owed >= repostBatch {
+		in.receives, c.rx.owed = c.rx.owed, 0
 	}
 	in.wake = in.wake || in.shut > 0 || in.gone > 0
 	in.due = in.err == nil && !in.flushed && c.rx.err == nil && c.rx.due()

@@ -22,10 +22,12 @@ const (
 	segSlow = int64(time.Second)
 
 	// windowInitial and windowMax bound the data messages that the peer may have on
-	// its way. windowSpare receives more are posted, for messages that need no credit.
+	// its way. windowSpare receives more are posted, for messages that need no credit,
+	// and because those consumed are posted again repostBatch at a time.
 	windowInitial = 64
 	windowMax     = 256
-	windowSpare   = 16
+	windowSpare   = 16 + repostBatch
+	repostBatch   = 8
 )
 
 // segment is a stretch of receive memory that is published as one descriptor.

@@ -19,6 +19,7 @@ type countingID struct {
 	verbs.CMID
 	t       *testing.T
 	posted  atomic.Int64
+	calls   atomic.Int64 // that posted them
 	limits  atomic.Int64 // updates seen
 	highest atomic.Int64
 }
@@ -47,6 +48,7 @@ func (id *countingID) Connect(ctx context.Context, p *verbs.ConnParam) (*verbs.C
 func (q countingQP) PostRecv(wrs []verbs.RecvWR) (int, error) {
 	n, err := q.QP.PostRecv(wrs)
 	q.id.posted.Add(int64(n))
+	q.id.calls.Add(1)
 	return n, err
 }
 
@@ -71,10 +73,12 @@ func TestSpareReceives(t *testing.T) {
 	require.NoError(t, err)
 	s := <-ch
 	require.NoError(t, s.err)
+	before := id.calls.Load()
 	for range 3000 { // the window grows on the way
 		write(t, s.c, []byte("12345"))
 		readN(t, c, 5)
 	}
+	require.LessOrEqual(t, id.calls.Load()-before, 3000/repostBatch+id.limits.Load(), "posted again one by one")
 	require.Greater(t, id.limits.Load(), int64(10))
 	require.Greater(t, id.highest.Load(), int64(2000))
 	for _, c := range []*Conn{c, s.c} {

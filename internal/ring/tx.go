@@ -315,7 +315,10 @@ func (c *Conn) sendUpdates() {
 		var u update
 		ok := c.rx.err == nil && c.rx.due()
 		if ok {
-			u, ok = c.rx.update()
+			if u, ok = c.rx.update(); ok {
+				u.receives += c.rx.owed
+				c.rx.owed = 0
+			}
 		}
 		c.rx.mu.Unlock()
 		if !ok {
