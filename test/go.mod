@@ -7,6 +7,7 @@ require (
 	github.com/hashicorp/yamux v0.1.2
 	github.com/redis/go-redis/v9 v9.23.0
 	github.com/stretchr/testify v1.12.1
+	golang.org/x/net v0.62.0
 	golang.org/x/sys v0.50.0
 )
 

@@ -21,13 +21,13 @@ func (w *world) curl(t *testing.T, args ...string) []string {
 		"curl", "-sS", "-g", "--max-time", "120", "--cacert", "/tmp/interop/ca.pem",
 		"-w", "%{http_code} %{http_version} %{size_download} %{num_connects}\n",
 	}, args...)
-	return strings.Split(strings.TrimSpace(w.c(t, w.preloaded(false), all...).succeeds()), "\n")
+	return strings.Split(strings.TrimSpace(w.c(t, w.preloaded(false), all...).Succeeds()), "\n")
 }
 
 func TestCurl(t *testing.T) {
 	eachDevice(t, func(t *testing.T, w *world) {
-		w.goAt(t, w.std, "httpd", "-addr", netip.AddrPortFrom(w.std.ours.V4, 8080).String()).says("listening on")
-		w.goAt(t, w.std, "httpd", "-addr", netip.AddrPortFrom(w.std.ours.V6, 8443).String(), "-tls", "/tmp/interop/ca.pem").says("listening on")
+		w.goAt(t, w.std, "httpd", "-addr", netip.AddrPortFrom(w.std.ours.V4, 8080).String()).Says("listening on")
+		w.goAt(t, w.std, "httpd", "-addr", netip.AddrPortFrom(w.std.ours.V6, 8443).String(), "-tls", "/tmp/interop/ca.pem").Says("listening on")
 		for _, base := range []string{
 			fmt.Sprintf("http://%v", netip.AddrPortFrom(w.std.ours.V4, 8080)),
 			fmt.Sprintf("https://%v", netip.AddrPortFrom(w.std.ours.V6, 8443)),
@@ -92,7 +92,7 @@ func (w *world) curlAll(t *testing.T, base string, tls bool) {
 	t.Run("abort", func(t *testing.T) {
 		p := w.c(t, w.preloaded(false), "curl", "-sS", "-g", "--max-time", "120", "--cacert", "/tmp/interop/ca.pem",
 			"-o", "/dev/null", base+"/abort/200000")
-		out := p.fails()
+		out := p.Fails()
 		if tls {
 			assert.Contains(t, out, "(92)") // the stream was not closed cleanly
 		} else {

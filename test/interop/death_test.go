@@ -29,15 +29,6 @@ func ended(t *testing.T, out string) string {
 	return m[1]
 }
 
-func (p *proc) endsSince(t *testing.T, killed time.Time, within time.Duration) string {
-	t.Helper()
-	out := p.fails()
-	took := time.Since(killed)
-	t.Logf("%s: ended %.1f s after the other", p.name, took.Seconds())
-	assert.Less(t, took, within)
-	return out
-}
-
 func TestDeathOfCServer(t *testing.T) { eachDevice(t, deathOfCServer) }
 
 func deathOfCServer(t *testing.T, w *world) {
@@ -49,12 +40,12 @@ func deathOfCServer(t *testing.T, w *world) {
 				args = append(args, "-idle")
 			}
 			client := w.goAt(t, w.std, args...)
-			client.says(map[string]string{"idle": "idle", "busy": "connected"}[style])
+			client.Says(map[string]string{"idle": "idle", "busy": "connected"}[style])
 			time.Sleep(2 * time.Second) // into the transfers
-			killed := server.kill()
+			killed := server.Kill()
 			if style == "idle" {
 				// Reading, it sees the end of the stream, as after any program in C that exits.
-				out := client.succeeds()
+				out := client.Succeeds()
 				assert.Less(t, time.Since(killed), atOnce)
 				assert.Contains(t, out, "end after")
 				return
@@ -74,18 +65,18 @@ func deathOfCClient(t *testing.T, w *world) {
 				args = append(args, "-idle")
 			}
 			server := w.goAt(t, w.std, args...)
-			server.says("listening on")
+			server.Says("listening on")
 			client := w.c(t, nil, append([]string{"rstream", "-T", "b", "-s", w.std.ours.V6.String()}, endless...)...)
-			server.says(map[string]string{"idle": "idle", "busy": "connected"}[style])
+			server.Says(map[string]string{"idle": "idle", "busy": "connected"}[style])
 			time.Sleep(2 * time.Second) // into the transfers
 			if style == "idle" {
-				killed := client.kill()
-				out := server.succeeds()
+				killed := client.Kill()
+				out := server.Succeeds()
 				assert.Less(t, time.Since(killed), atOnce)
 				assert.Contains(t, out, "end after")
 				return
 			}
-			killed := client.kill()
+			killed := client.Kill()
 			assert.Contains(t, []string{"EOF", "EPIPE", "ECONNRESET"}, ended(t, server.endsSince(t, killed, atOnce)))
 		})
 	}
@@ -101,28 +92,28 @@ func deathOfGo(t *testing.T, w *world) {
 	t.Run("client", func(t *testing.T) {
 		server := w.rstreamServer(t, w.std.c.V4, append([]string{"rstream", "-T", "b"}, endless...))
 		client := w.goAt(t, w.std, append([]string{"rstream", "-s", w.std.c.V4.String()}, endless...)...)
-		client.says("connected")
+		client.Says("connected")
 		time.Sleep(2 * time.Second) // into the transfers
-		client.kill()
+		client.Kill()
 		select {
-		case <-server.done: // fine as well
+		case <-server.Done: // fine as well
 		case <-time.After(2 * time.Second):
-			server.kill()
+			server.Kill()
 		}
 		again.run(t, w, true)
 	})
 	t.Run("server", func(t *testing.T) {
 		server := w.goAt(t, w.std, append([]string{"rstream", "-b", w.std.ours.V4.String()}, endless...)...)
-		server.says("listening on")
+		server.Says("listening on")
 		client := w.c(t, nil, append([]string{"rstream", "-T", "b", "-s", w.std.ours.V4.String()}, endless...)...)
-		server.says("connected")
+		server.Says("connected")
 		time.Sleep(2 * time.Second) // into the transfers
-		server.kill()
+		server.Kill()
 		again.run(t, w, false) // while the other C client still tries
 		select {
-		case <-client.done: // fine as well
+		case <-client.Done: // fine as well
 		default:
-			client.kill()
+			client.Kill()
 		}
 	})
 }

@@ -25,12 +25,12 @@ func pythonHTTP(t *testing.T, w *world) {
 		args = append(args, fmt.Sprintf("%s%d=%d", base, n, n))
 	}
 	server := w.c(t, w.preloaded(true), "/usr/bin/python3", "-u", "-m", "http.server", "-d", "/tmp/interop/www", "8000")
-	server.says("Serving HTTP")
-	out := w.goAt(t, w.std, args...).succeeds()
+	server.Says("Serving HTTP")
+	out := w.goAt(t, w.std, args...).Succeeds()
 	assert.Equal(t, 4, strings.Count(out, "HTTP/1.0 200 OK"), out)
 	assert.Equal(t, 4, strings.Count(out, "reused=false"), out)
 
-	out = w.goAt(t, w.std, "httpget", "-conc", "3", base+"70000=70000").succeeds()
+	out = w.goAt(t, w.std, "httpget", "-conc", "3", base+"70000=70000").Succeeds()
 	assert.Equal(t, 3, strings.Count(out, "200 OK"), out)
 }
 
@@ -51,19 +51,19 @@ func pythonKeepAlive(t *testing.T, w *world) {
 			port := map[string]uint16{"http": 8001, "https": 8444}[scheme]
 			server := w.c(t, w.preloaded(true), "/usr/bin/python3", "-u", "/tmp/interop/serve.py", w.std.c.V6.String(),
 				fmt.Sprint(port), "/tmp/interop/keep", map[string]string{"http": "", "https": "/tmp/interop/c.pem"}[scheme])
-			server.says("serving")
+			server.Says("serving")
 			base := fmt.Sprintf("%s://%v/", scheme, netip.AddrPortFrom(w.std.c.V6, port))
 			args := []string{"httpget", "-ca", "/tmp/interop/c.pem", "-repeat", "2"}
 			for _, n := range []string{"1", "100000", "2000000"} {
 				args = append(args, base+n+"="+n, base+"chunked/"+n+"="+n)
 			}
-			out := w.goAt(t, w.std, args...).succeeds()
+			out := w.goAt(t, w.std, args...).Succeeds()
 			assert.Equal(t, 12, strings.Count(out, "HTTP/1.1 200 OK"), out)
 			assert.Equal(t, 6, strings.Count(out, "chunked=true"), out)
 			assert.Equal(t, 11, strings.Count(out, "reused=true"), out) // one connection for all
 
 			_, sum := w.file(t, 1_000_000)
-			out = w.goAt(t, w.std, "httpget", "-ca", "/tmp/interop/c.pem", "-upload", "1000000", base+"echo").succeeds()
+			out = w.goAt(t, w.std, "httpget", "-ca", "/tmp/interop/c.pem", "-upload", "1000000", base+"echo").Succeeds()
 			assert.Contains(t, out, "bytes=1000000 ")
 			assert.Contains(t, out, sum)
 		})
@@ -134,7 +134,7 @@ func opensslServer(t *testing.T, w *world) {
 	}
 	p := w.c(t, w.preloaded(true), "sh", "-c",
 		"cd /tmp/interop/ssl && exec openssl s_server -4 -accept "+w.std.c.V4.String()+":8445 -cert ../o.pem -key ../o.pem -WWW")
-	p.says("ACCEPT")
-	out := w.goAt(t, w.std, args...).succeeds()
+	p.Says("ACCEPT")
+	out := w.goAt(t, w.std, args...).Succeeds()
 	assert.Equal(t, 3, strings.Count(out, "200 ok"), out)
 }

@@ -15,14 +15,14 @@ func redis(t *testing.T, w *world) {
 	addr := w.std.c.V4.String()
 	server := w.c(t, w.preloaded(true), "redis-server", "--bind", addr, "--port", "6379", "--save", "", "--appendonly", "no",
 		"--protected-mode", "no")
-	server.says("Ready to accept connections")
+	server.Says("Ready to accept connections")
 	// One worker is two connections: go-redis keeps one for pipelines. See README.md for why not more.
 	for _, flags := range [][]string{{"-n", "10", "-size", "100000"}, {"-n", "3", "-size", "1500000"}} {
 		args := append(append([]string{"kv", "redis", "-conc", "1"}, flags...), net.JoinHostPort(addr, "6379"))
-		assert.Contains(t, w.goAt(t, w.std, args...).succeeds(), "got and got again")
+		assert.Contains(t, w.goAt(t, w.std, args...).Succeeds(), "got and got again")
 	}
-	assert.NoError(t, server.cmd.Signal(syscall.SIGTERM))
-	assert.Contains(t, server.succeeds(), "bye bye")
+	assert.NoError(t, server.Cmd.Signal(syscall.SIGTERM))
+	assert.Contains(t, server.Succeeds(), "bye bye")
 }
 
 func TestMemcached(t *testing.T) { eachDevice(t, memcached) }
@@ -32,9 +32,9 @@ func memcached(t *testing.T, w *world) {
 	env := append(w.preloaded(true), "EVENT_NOEPOLL=1") // libevent's own poll
 	server := w.c(t, env, "memcached", "-v", "-u", "root", "-l", addr, "-p", "11211", "-U", "0", "-t", "2")
 	args := []string{"kv", "memcached", "-n", "10", "-conc", "3", "-size", "100000", net.JoinHostPort(addr, "11211")}
-	out := w.goAt(t, w.std, args...).succeeds()
+	out := w.goAt(t, w.std, args...).Succeeds()
 	assert.Contains(t, out, "got and got again")
-	server.kill()
+	server.Kill()
 }
 
 // preloaded is the environment that turns a program's sockets into rsockets: by librspreload alone or with what it lacks.

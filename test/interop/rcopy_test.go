@@ -61,11 +61,11 @@ func TestRcopyServerInC(t *testing.T) { eachDevice(t, rcopyServerInC) }
 
 func rcopyServerInC(t *testing.T, w *world) {
 	server := w.c(t, nil, "rcopy")
-	server.says("waiting for connection")
+	server.Says("waiting for connection")
 	for _, n := range w.rcopySizes() {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			path, sum := w.file(t, n)
-			out := w.goAt(t, w.jumbo, "rcopy", path, w.jumbo.c.V4.String()+":/tmp/interop/copy").succeeds()
+			out := w.goAt(t, w.jumbo, "rcopy", path, w.jumbo.c.V4.String()+":/tmp/interop/copy").Succeeds()
 			assert.Contains(t, out, "sha256 "+sum)
 			assert.Equal(t, []string{sum}, w.sums(t, "/tmp/interop/copy"))
 			t.Log(out)
@@ -77,14 +77,14 @@ func TestRcopyServerInGo(t *testing.T) { eachDevice(t, rcopyServerInGo) }
 
 func rcopyServerInGo(t *testing.T, w *world) {
 	server := w.goAt(t, w.jumbo, "rcopy", "-dir", "/tmp/interop")
-	server.says("listening on")
+	server.Says("listening on")
 	for _, n := range w.rcopySizes() {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			path, sum := w.file(t, n)
-			out := w.c(t, nil, "rcopy", path, w.jumbo.ours.V4.String()+":/anywhere/copy").succeeds()
+			out := w.c(t, nil, "rcopy", path, w.jumbo.ours.V4.String()+":/anywhere/copy").Succeeds()
 			assert.Contains(t, out, fmt.Sprintf("%d bytes in", n))
 			assert.Equal(t, []string{sum}, w.sums(t, "/tmp/interop/copy"))
-			server.says("sha256 " + sum)
+			server.Says("sha256 " + sum)
 			t.Log(out)
 		})
 	}
@@ -95,9 +95,9 @@ func TestRcopyServerInGoIPv6(t *testing.T) { eachDevice(t, rcopyServerInGoIPv6) 
 
 func rcopyServerInGoIPv6(t *testing.T, w *world) {
 	server := w.goAt(t, w.std, "rcopy", "-dir", "/tmp/interop", "-b", w.std.ours.V6.String(), "-once")
-	server.says("listening on")
+	server.Says("listening on")
 	path, sum := w.file(t, 2_000_000)
-	w.c(t, nil, "rcopy", path, w.std.name6+":copy").succeeds()
-	assert.Contains(t, server.succeeds(), "sha256 "+sum)
+	w.c(t, nil, "rcopy", path, w.std.name6+":copy").Succeeds()
+	assert.Contains(t, server.Succeeds(), "sha256 "+sum)
 	assert.Equal(t, []string{sum}, w.sums(t, "/tmp/interop/copy"))
 }

@@ -10,6 +10,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/go-rdma/rdma/test/vm/vmtest"
 )
 
 // A run of rstream. Go checks each byte that the protocol determines; with -T v C does, too.
@@ -102,7 +104,7 @@ func allRstream(t *testing.T, cServes bool) {
 func (r rstreamRun) run(t *testing.T, w *world, cServes bool) {
 	same := []string{"-S", strconv.Itoa(r.size), "-C", strconv.Itoa(r.count), "-I", strconv.Itoa(r.iters)}
 	cArgs := append(append([]string{"rstream"}, same...), r.c...)
-	goArgs := append(append([]string{"rstream", "-limit", patience.String()}, same...), r.goOnly...)
+	goArgs := append(append([]string{"rstream", "-limit", vmtest.Patience.String()}, same...), r.goOnly...)
 	if r.verify {
 		cArgs, goArgs = append(cArgs, "-T", "v"), append(goArgs, "-v")
 	}
@@ -116,11 +118,11 @@ func (r rstreamRun) run(t *testing.T, w *world, cServes bool) {
 		inGo = w.goAt(t, w.std, append(goArgs, "-s", near.String())...)
 	} else {
 		inGo = w.goAt(t, w.std, append(goArgs, "-b", far.String())...)
-		inGo.says("listening on")
+		inGo.Says("listening on")
 		inC = w.c(t, nil, append(cArgs, "-s", far.String())...)
 	}
-	out := inGo.succeeds()
-	checkRstream(t, inC.succeeds())
+	out := inGo.Succeeds()
+	checkRstream(t, inC.Succeeds())
 	assert.Contains(t, out, fmt.Sprintf("custom: %d bytes", 2*r.size*r.count*r.iters))
 	for name, want := range map[string]int{
 		"BytesRead": r.size*r.count*r.iters + 16, "BytesWritten": r.size*r.count*r.iters + 16,
@@ -137,7 +139,7 @@ func (r rstreamRun) run(t *testing.T, w *world, cServes bool) {
 func (w *world) rstreamServer(t *testing.T, addr netip.Addr, args []string) *proc {
 	t.Helper()
 	p := w.c(t, nil, append(args, "-b", addr.String())...)
-	p.says("usec/xfer") // the head of its table
+	p.Says("usec/xfer") // the head of its table
 	return p
 }
 

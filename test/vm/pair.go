@@ -13,11 +13,14 @@ import (
 type PairConfig struct {
 	Guest Config // of both, with "-a" and "-b" added to the name
 	MTU   int    // 1500 if 0
-	NoRXE [2]bool
+
+	// NoRDMA says which of them loads none of the RDMAModules: UDP port 4791, which rdma_rxe takes as soon as it is there,
+	// is free for a provider in user space.
+	NoRDMA [2]bool
 }
 
 // Pair boots two guests whose eth0 are the ends of one wire. The first has the addresses 10.8.0.1 and fd08::1, the second 10.8.0.2 and
-// fd08::2; both have the RDMA device rxe0 there, unless NoRXE says otherwise.
+// fd08::2; both have the RDMA device rxe0 there, unless NoRDMA says otherwise.
 func Pair(ctx context.Context, cfg PairConfig) (a, b *Guest, err error) {
 	if cfg.MTU == 0 {
 		cfg.MTU = 1500
@@ -34,13 +37,14 @@ func Pair(ctx context.Context, cfg PairConfig) (a, b *Guest, err error) {
 		one.Name += [2]string{"-a", "-b"}[i]
 		one.network = os.NewFile(uintptr(fds[i]), "wire")
 		one.mac = fmt.Sprintf("52:54:00:09:08:%02x", i+1)
+		one.NoRDMA = one.NoRDMA || cfg.NoRDMA[i]
 		one.Modules = append([]string{"virtio_net"}, one.Modules...)
 		go func() {
 			defer one.network.Close()
 			g, err := Start(ctx, one)
 			if err == nil {
 				guests[i] = g
-				err = g.wire(ctx, i, cfg.MTU, !cfg.NoRXE[i] && !one.NoRDMA)
+				err = g.wire(ctx, i, cfg.MTU, !one.NoRDMA)
 			}
 			errs <- err
 		}()

@@ -28,6 +28,7 @@ var shared struct {
 	guest *vm.Guest
 	peer  *vm.Peer
 	err   error // of vm.Start, for all tests that come
+	pair  []*vm.Guest
 }
 
 // Main runs the tests of a package and ends the guest that they have shared. It does not return.
@@ -36,6 +37,9 @@ func Main(m *testing.M) {
 	shared.Lock()
 	if shared.guest != nil {
 		_ = shared.guest.Close()
+	}
+	for _, g := range shared.pair {
+		_ = g.Close()
 	}
 	shared.Unlock()
 	os.Exit(code)
@@ -90,6 +94,24 @@ func Pair(tb testing.TB, cfg vm.PairConfig) (a, b *vm.Guest) {
 	cleanup(tb, a)
 	cleanup(tb, b)
 	return a, b
+}
+
+// SharedPair returns two guests on one wire that the tests of this package share, made as the first of them asks.
+func SharedPair(tb testing.TB, cfg vm.PairConfig) (a, b *vm.Guest) {
+	tb.Helper()
+	shared.Lock()
+	defer shared.Unlock()
+	if shared.err == nil && (shared.pair == nil || shared.pair[0].Err() != nil || shared.pair[1].Err() != nil) {
+		for _, g := range shared.pair {
+			_ = g.Close()
+		}
+		shared.pair = nil
+		if a, b, shared.err = vm.Pair(context.Background(), cfg); shared.err == nil {
+			shared.pair = []*vm.Guest{a, b}
+		}
+	}
+	Check(tb, shared.err)
+	return shared.pair[0], shared.pair[1]
 }
 
 func cleanup(tb testing.TB, g *vm.Guest) {

@@ -16,6 +16,7 @@ import (
 // Hosts are the names and addresses that the tests' certificates are for.
 var Hosts = []string{
 	"go4", "go6", "c4", "c6", "localhost", "127.0.0.1", "::1",
+	"10.8.0.1", "10.8.0.2", "fd08::1", "fd08::2",
 	"10.9.0.1", "10.9.0.2", "10.9.1.1", "10.9.1.2", "fd09::1", "fd09::2", "fd09:0:0:1::1", "fd09:0:0:1::2",
 }
 
