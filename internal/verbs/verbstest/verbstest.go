@@ -58,6 +58,10 @@ type Config struct {
 	// multicast in that family, and says so.
 	Groups []netip.Addr
 
+	// RoutedHopLimit is for a device on which the route says how far a datagram to a peer goes, whatever AHAttr.HopLimit
+	// says: RoCE on Linux.
+	RoutedHopLimit bool
+
 	// NoQKeyRule is for a device that takes a Q_Key with the high bit set as it is: rdma_rxe.
 	NoQKeyRule bool
 
