@@ -14,6 +14,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/go-rdma/rdma/internal/rc"
+	"github.com/go-rdma/rdma/internal/testnet"
 	"github.com/go-rdma/rdma/rdmanet"
 )
 
@@ -29,6 +30,9 @@ func TestMain(m *testing.M) {
 	}
 	if role := os.Getenv(roleEnv); role != "" {
 		os.Exit(playRole(role))
+	}
+	if os.Getenv("RDMANET_TEST_ADDRS") == "" {
+		testnet.Main() // other packages' tests stop processes, too
 	}
 	if l, err := net.Listen("tcp", "127.0.0.1:0"); err == nil {
 		l.Close() // the runtime's poller keeps its files

@@ -2,15 +2,14 @@ package rdmanet_test
 
 import (
 	"errors"
-	"net"
 	"os"
 	"os/exec"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"golang.org/x/sys/unix"
+
+	"github.com/go-rdma/rdma/internal/testnet"
 )
 
 const ownNetEnv = "RDMANET_TEST_NETWORK"
@@ -20,17 +19,12 @@ const ownNetEnv = "RDMANET_TEST_NETWORK"
 func inOwnNetwork(t *testing.T, limit time.Duration) bool {
 	t.Helper()
 	if os.Getenv(ownNetEnv) == t.Name() {
-		require.NoError(t, loopbackUp())
+		require.NoError(t, testnet.Up())
 		return true
 	}
 	cmd := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v", "-test.timeout="+limit.String())
 	cmd.Env = append(os.Environ(), ownNetEnv+"="+t.Name())
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNET}
-	if os.Geteuid() != 0 {
-		cmd.SysProcAttr.Cloneflags |= unix.CLONE_NEWUSER
-		cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{HostID: os.Getuid(), Size: 1}}
-		cmd.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{HostID: os.Getgid(), Size: 1}}
-	}
+	cmd.SysProcAttr = testnet.Attr(0, 0)
 	out, err := cmd.CombinedOutput()
 	if err != nil && !errors.As(err, new(*exec.ExitError)) {
 		cannot(t, "a network namespace: %v", err)
@@ -47,23 +41,4 @@ func cannot(t *testing.T, format string, args ...any) {
 		t.Fatalf("this system does not let us have "+format, args...)
 	}
 	t.Skipf("this system does not let us have "+format, args...)
-}
-
-// loopbackUp brings the interface up that a new network has.
-func loopbackUp() error {
-	lo, err := net.InterfaceByName("lo")
-	if err != nil || lo.Flags&net.FlagUp != 0 {
-		return err
-	}
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return err
-	}
-	defer unix.Close(fd)
-	req, err := unix.NewIfreq("lo")
-	if err != nil {
-		return err
-	}
-	req.SetUint16(unix.IFF_UP)
-	return unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, req)
 }

@@ -88,22 +88,24 @@ func (d *device) letGo() {
 
 // send is the agent's way out. A way may lead into the queue of a process of the peer's host that is stopped, and such
 // processes together may have all those that were used: repetitions take new UDP source ports. They
-// seldom come to be, and try several at once: a repeated message does no harm.
+// seldom come to be, and try several at once: a repeated message does no harm. To this host there is a sure way.
 func (in *instance) send(p ibcm.Path, mad []byte, attempt int) error {
+	copies := 1
+	if attempt > 0 {
+		copies = manyWays
+	}
+	if sure := in.sureWay(p); sure != nil && !(attempt == 0 && forService(mad)) {
+		if err := in.dev.sendMAD(sure, mad); err != nil {
+			return err
+		}
+		if copies--; copies == 0 {
+			return nil
+		}
+	}
 	path := &netio.Path{Local: p.Local, Remote: p.Remote, TrafficClass: p.TrafficClass, HopLimit: p.HopLimit}
 	if attempt == 0 {
 		path.SetFlow(binary.BigEndian.Uint32(mad[ibcm.CommIDOffset:]))
 		return in.dev.sendMAD(path, mad)
-	}
-	copies := manyWays
-	if attempt < 0 {
-		copies = 1
-	}
-	if sure := in.sureWay(p); sure != nil {
-		if err := in.dev.sendMAD(sure, mad); err != nil {
-			return err
-		}
-		copies--
 	}
 	defer path.SetFlow(0)
 	for range copies {
@@ -113,6 +115,13 @@ func (in *instance) send(p ibcm.Path, mad []byte, attempt int) error {
 		}
 	}
 	return nil
+}
+
+// forService tells whether a datagram is for a service. Handing such a one over takes a connection to the port, which
+// costs its process a descriptor, while processes that are connected know each other's slots anyway.
+func forService(mad []byte) bool {
+	d, ok := ibcm.ParseDest(mad)
+	return ok && d.Service()
 }
 
 // manyWays is on how many ways a repetition is sent.

@@ -32,6 +32,8 @@ func TestTrace(t *testing.T) {
 	rec, err := trace.Open(name, "softroce0")
 	require.NoError(t, err)
 	p := New(&Config{Trace: rec})
+	held, err := p.use()
+	require.NoError(t, err)
 	const message = 60_000
 	for _, ip := range []string{"127.0.0.1:0", "[::1]:0"} {
 		l := mustListen(t, p, netip.MustParseAddrPort(ip), nil)
@@ -60,6 +62,23 @@ func TestTrace(t *testing.T) {
 		require.Error(t, err)
 		x.close()
 	}
+	// A message that was repeated because it took long may still be on its way.
+	require.Eventually(t, func() bool {
+		rec.Flush()
+		on := map[string]int{}
+		for _, p := range tracetest.Read(t, name, false) {
+			if p.Outbound {
+				on[key(p)]++
+			} else {
+				on[key(p)]--
+			}
+			if on[key(p)] == 0 {
+				delete(on, key(p))
+			}
+		}
+		return len(on) == 0
+	}, 10*time.Second, 10*time.Millisecond, "sent and not received, or the other way round")
+	held.dev.release()
 	unused(t, p)
 	rec.Flush()
 

@@ -83,12 +83,18 @@ func TestWays(t *testing.T) {
 		require.True(t, seen[ports[0]], "a first one keeps to the ports that are open anyway")
 		// To this host one of them surely leads to a process that runs.
 		var sure []uint16
-		for _, attempt := range []int{1, -1, 2, -2} {
-			ports = nil
-			require.NoError(t, n.a.inst.send(ibcm.Path{Local: addrA, Remote: addrA}, make([]byte, ibcm.MADSize), attempt))
-			sure = append(sure, ports[0])
+		m := ibcm.Encode(ibcm.NewHeader(5, lonelyREQ(7)), lonelyREQ(7))
+		for i, mad := range [][]byte{m[:], make([]byte, ibcm.MADSize)} {
+			for _, attempt := range []int{0, 1, -1, 2, -2}[1-i:] {
+				ports = nil
+				require.NoError(t, n.a.inst.send(ibcm.Path{Local: addrA, Remote: addrA}, mad, attempt))
+				sure = append(sure, ports[0])
+			}
 		}
 		require.Len(t, slices.Compact(sure), 1)
+		ports = nil
+		require.NoError(t, n.a.inst.send(ibcm.Path{Local: addrA, Remote: addrA}, m[:], 0))
+		require.NotEqual(t, sure[0], ports[0], "a process may be able to do without")
 		require.NoError(t, x.Close())
 		unused(t, n.a, n.b)
 	})
