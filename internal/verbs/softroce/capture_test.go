@@ -25,7 +25,12 @@ type captured struct {
 }
 
 // readConnection returns the packets of the one connection in a capture.
-func readConnection(t *testing.T, name string) (ps []captured) {
+func readConnection(t *testing.T, name string) []captured {
+	return readPackets(t, name, wire.ServiceRC)
+}
+
+// readPackets returns the packets of a transport service.
+func readPackets(t *testing.T, name string, service wire.Service) (ps []captured) {
 	f, err := os.Open("wire/testdata/" + name + ".pcap")
 	require.NoError(t, err)
 	defer f.Close()
@@ -55,7 +60,7 @@ func readConnection(t *testing.T, name string) (ps []captured) {
 			continue
 		}
 		c.raw = b[8 : binary.BigEndian.Uint16(b[4:])-wire.ICRCLen]
-		if c.Decode(c.raw) == nil && c.Opcode.Service() == wire.ServiceRC {
+		if c.Decode(c.raw) == nil && c.Opcode.Service() == service {
 			ps = append(ps, c)
 		}
 	}

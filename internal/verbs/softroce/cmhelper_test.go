@@ -34,6 +34,11 @@ type side struct {
 // newSide makes the queue pair of an identifier, and hears its events.
 func newSide(t testing.TB, id verbs.CMID) *side {
 	t.Helper()
+	return newSideOf(t, id, verbs.RC)
+}
+
+func newSideOf(t testing.TB, id verbs.CMID, typ verbs.QPType) *side {
+	t.Helper()
 	s := &side{t: t, id: id}
 	var err error
 	s.pd, err = id.Device().AllocPD()
@@ -44,7 +49,7 @@ func newSide(t testing.TB, id verbs.CMID) *side {
 	require.NoError(t, err)
 	s.cq, err = id.Device().CreateCQ(&verbs.CQAttr{Depth: 64})
 	require.NoError(t, err)
-	s.qp, err = id.CreateQP(s.pd, &verbs.QPInitAttr{Type: verbs.RC, SendCQ: s.cq, RecvCQ: s.cq, MaxSendWR: 16, MaxRecvWR: 16})
+	s.qp, err = id.CreateQP(s.pd, &verbs.QPInitAttr{Type: typ, SendCQ: s.cq, RecvCQ: s.cq, MaxSendWR: 16, MaxRecvWR: 16})
 	require.NoError(t, err)
 	id.SetHandler(s.hear)
 	return s

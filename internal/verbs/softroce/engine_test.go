@@ -33,6 +33,8 @@ type node struct {
 	mem   []byte
 	addr  netip.Addr
 	ends  []*end
+
+	closers []interface{ Close() error }
 }
 
 const nodeMem = 1 << 20
@@ -71,6 +73,9 @@ func (n *node) close() {
 	for _, e := range n.ends {
 		require.NoError(n.t, e.q.Close())
 		require.NoError(n.t, e.cq.Close())
+	}
+	for _, c := range n.closers {
+		require.NoError(n.t, c.Close())
 	}
 	require.NoError(n.t, n.mr.Close())
 	require.NoError(n.t, n.arena.Close())

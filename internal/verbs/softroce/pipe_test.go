@@ -1,6 +1,7 @@
 package softroce
 
 import (
+	"errors"
 	"net/netip"
 	"sync"
 
@@ -13,6 +14,8 @@ type pipe struct {
 	netio.Conn // none: what is not below panics
 	handler    netio.Handler
 	to         *pipe
+	groups     bool // JoinGroup works
+	joined     int
 
 	mu      sync.Mutex
 	arrived []netio.Packet
@@ -72,6 +75,14 @@ func (p *pipe) Poll() int {
 	}
 	p.mu.Unlock()
 	return len(p.batch)
+}
+
+func (p *pipe) JoinGroup(netip.Addr, int) (func(), error) {
+	if !p.groups {
+		return nil, errors.ErrUnsupported
+	}
+	p.joined++
+	return func() { p.joined-- }, nil
 }
 
 func (p *pipe) Close() error { return nil }
