@@ -5,6 +5,9 @@
 //	peer rping -b addr | -s addr       rping: the server READs what the client has and WRITEs it back
 //	peer reject -b addr                refuses every connection
 //	peer refused -s addr [-d hex]      connects with that private data and prints how that was refused
+//	peer udaddy -b addr | -s addr      udaddy: datagrams to a service and as many back
+//	peer nolookup -b addr | -s addr    refuses to be looked up, or prints how a lookup was refused
+//	peer mckey -b addr -m group [-send [-o]]  mckey: datagrams to a group; the receiver leaves when it has all
 //
 // It exits with 0 if all went as it must.
 package main
@@ -32,6 +35,9 @@ type options struct {
 	messages     int
 	size         int
 	private      []byte // of the client
+	group        netip.Addr
+	send         bool
+	sendOnly     bool
 	timeout      time.Duration
 }
 
@@ -54,7 +60,7 @@ func main() {
 
 func run(args []string) error {
 	if len(args) == 0 || modes[args[0]] == nil {
-		return errors.New("usage: peer cmatose|storm|rping|reject|refused [flags]")
+		return errors.New("usage: peer cmatose|storm|rping|reject|refused|udaddy|nolookup|mckey [flags]")
 	}
 	var o options
 	f := flag.NewFlagSet(args[0], flag.ContinueOnError)
@@ -68,6 +74,9 @@ func run(args []string) error {
 		o.private, err = hex.DecodeString(s)
 		return err
 	})
+	f.TextVar(&o.group, "m", netip.Addr{}, "multicast group")
+	f.BoolVar(&o.send, "send", false, "send to the group")
+	f.BoolVar(&o.sendOnly, "o", false, "join to send only")
 	f.DurationVar(&o.timeout, "timeout", 2*time.Minute, "for all")
 	if err := f.Parse(args[1:]); err != nil {
 		return err
