@@ -193,7 +193,7 @@ func (in *instance) received(p *netio.Packet) {
 	// Datagrams of the communication manager are few, and come from one port
 	// of a kernel, whichever process they are for. What is for nobody must not cost sockets.
 	if qpn, ok := destQPN(p.Data); ok && qpn != wire.QPNGSI {
-		if q := in.dev.qps.find(qpn); q != nil && q.handed.settled(p.Remote.Port()) {
+		if q := in.dev.qps.find(qpn); q != nil && q.service.from(p.Remote).settled(p.Remote.Port()) {
 			in.dev.conn.Prefer(p.Local, p.Remote)
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"sync"
 	"syscall"
 
@@ -33,6 +34,8 @@ type transport interface {
 	receive(w *work, p *netio.Packet)
 	receiveDead(w *work, p *netio.Packet)
 	received(w *work)
+	// from tells what is known of packets from a UDP source port that others hand over. The queue pair is not locked.
+	from(port netip.AddrPort) *handed
 	// stop ends all activity for good.
 	stop(w *work)
 	// close follows stop of a queue pair that is closed, once. The queue pair is not locked.
@@ -59,7 +62,6 @@ type qp struct {
 	minRNRTimer    uint8
 	rc             *rc // nil: no connection's
 	service        transport
-	handed         handed
 
 	// onCommEst is called once, with no lock held, when the first valid packet of
 	// the peer arrives after connect. It is set before connect.

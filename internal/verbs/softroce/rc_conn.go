@@ -2,6 +2,7 @@ package softroce
 
 import (
 	"fmt"
+	"net/netip"
 	"syscall"
 	"time"
 
@@ -21,9 +22,13 @@ type rc struct {
 	destQPN uint32
 	mtu     uint32
 
+	handed handed
+
 	requester
 	responder
 }
+
+func (r *rc) from(netip.AddrPort) *handed { return &r.handed }
 
 func newRC(q *qp) *rc {
 	r := &rc{q: q}

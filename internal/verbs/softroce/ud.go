@@ -1,6 +1,7 @@
 package softroce
 
 import (
+	"encoding/binary"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -17,9 +18,17 @@ import (
 type ud struct {
 	q     *qp
 	qkey  uint32
-	psn   uint32 // of the next datagram; receivers do not look at it
-	block bool   // no datagrams to a group from this queue pair itself
-	from  []netip.Addr
+	psn   uint32       // of the next datagram; receivers do not look at it
+	block bool         // no datagrams to a group from this queue pair itself
+	own   []netip.Addr // where such datagrams came from
+
+	handed [16]handed // of senders, which may be many
+}
+
+// from implements [transport]. Senders that fall together delay each other's settling.
+func (u *ud) from(a netip.AddrPort) *handed {
+	b := a.Addr().As16()
+	return &u.handed[(binary.BigEndian.Uint32(b[12:])*31+uint32(a.Port()))*0x9e3779b1>>28]
 }
 
 // udAttr is what an identifier gives its queue pair.
@@ -115,8 +124,8 @@ func (u *ud) send(w *work, e *sendWQE) bool {
 	}
 	way := e.ah.way.Load()
 	qpn := uint32(e.raddr)
-	if u.block && way.group() && !slices.Contains(u.from, way.attr.Local) {
-		u.from = append(u.from, way.attr.Local)
+	if u.block && way.group() && !slices.Contains(u.own, way.attr.Local) {
+		u.own = append(u.own, way.attr.Local)
 	}
 	h := &w.out
 	h.BTH = wire.BTH{
@@ -166,7 +175,7 @@ func (u *ud) receive(w *work, p *netio.Packet) {
 		stats.wrongQKey.Add(1)
 	case (h.DestQP == wire.QPNMulticast) != p.Local.IsMulticast():
 		stats.wrongAddr.Add(1)
-	case u.block && h.DestQP == wire.QPNMulticast && h.SrcQP == u.q.num && slices.Contains(u.from, p.Remote.Addr()):
+	case u.block && h.DestQP == wire.QPNMulticast && h.SrcQP == u.q.num && slices.Contains(u.own, p.Remote.Addr()):
 		// asked for
 	default:
 		u.take(w, p, h)

@@ -34,6 +34,22 @@ func TestTraceDatagrams(t *testing.T) {
 		x.sayUD(to, strings.Repeat("text", i+7))
 		require.Equal(t, strings.Repeat("text", i+7), y.heardUD())
 	}
+	// Datagrams of one length to one queue pair leave together.
+	const joined = 8
+	ah, err := x.pd.CreateAH(&u.AH)
+	require.NoError(t, err)
+	var wrs []verbs.SendWR
+	for range joined {
+		y.post()
+		wrs = append(wrs, verbs.SendWR{Op: verbs.OpSend, SGL: []verbs.SGE{{Addr: x.mr.Addr(), Length: 500, LKey: x.mr.LKey()}}, AH: ah, RemoteQPN: u.QPN, RemoteQKey: u.QKey})
+	}
+	n, err := x.qp.PostSend(wrs)
+	require.NoError(t, err)
+	require.Equal(t, joined, n)
+	for range joined {
+		y.heardUD()
+	}
+	require.NoError(t, ah.Close())
 	bad := *u
 	bad.QPN ^= 1
 	x.sayUD(&bad, "for nobody")
@@ -44,11 +60,12 @@ func TestTraceDatagrams(t *testing.T) {
 	unused(t, p)
 	rec.Flush()
 
-	open := map[string]int{}
+	open, last := map[string]int{}, uint16(0)
 	for i, p := range tracetest.Read(t, name, false) {
 		require.True(t, p.Good(), "packet %d", i)
 		if p.Outbound {
 			open[key(p)]++
+			last = max(last, p.ID)
 		} else {
 			open[key(p)]--
 		}
@@ -56,9 +73,10 @@ func TestTraceDatagrams(t *testing.T) {
 	for k, n := range open {
 		require.Zero(t, n, "sent and not received, or the other way round: %.100s", k)
 	}
-	require.Len(t, open, 5, "SIDR_REQ, SIDR_REP and three datagrams")
+	require.Len(t, open, 5+joined, "SIDR_REQ, SIDR_REP and the datagrams")
+	require.EqualValues(t, joined-1, last, "the kernel has cut them out of one send")
 	out := tracetest.Tshark(t, name, "-T", "fields", "-e", "infiniband.bth.opcode", "-e", "infiniband.bth.destqp", "-e", "_ws.malformed", "-e", "_ws.expert.message")
-	n := 0
+	n = 0
 	for line := range strings.Lines(out) {
 		f := strings.Split(strings.TrimSuffix(line, "\n"), "\t")
 		require.Equal(t, "100", f[0])

@@ -41,6 +41,7 @@ func TestConformance(t *testing.T) {
 	a := netip.MustParseAddr(*addr)
 	verbstest.TestProvider(t, verbstest.Config{
 		Active: p, Passive: p, Listen: a, Dial: a, Unsupported: lacking, NoOverrun: true, UncountedDrops: true, SilentRefusals: true,
+		NoDatagrams: true,
 		LocalErrors: []verbs.Status{verbs.LocProtErr, verbs.LocQPOpErr}, Timeout: 30 * time.Second,
 	})
 }
