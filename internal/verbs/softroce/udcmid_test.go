@@ -227,18 +227,18 @@ func TestUDAddresses(t *testing.T) {
 			_, err := n.a.Resolve(background(), &c.attr)
 			require.ErrorIs(t, err, c.err, "%+v", c.attr)
 		}
-		any := resolveUD(t, n.a, verbs.CMIDAttr{})
-		require.False(t, any.LocalAddr().Addr().IsValid())
-		require.NotZero(t, any.LocalAddr().Port())
-		s := newUDSide(t, any)
+		unbound := resolveUD(t, n.a, verbs.CMIDAttr{})
+		require.False(t, unbound.LocalAddr().Addr().IsValid())
+		require.NotZero(t, unbound.LocalAddr().Port())
+		s := newUDSide(t, unbound)
 		require.Equal(t, verbs.MTU(1024), s.qp.Cap().PathMTU)
 		// Of either family.
 		for _, g := range []string{"239.1.1.1", "ff15::1"} {
-			p, err := any.Join(background(), &verbs.JoinAttr{Group: netip.MustParseAddr(g)})
+			p, err := unbound.Join(background(), &verbs.JoinAttr{Group: netip.MustParseAddr(g)})
 			require.NoError(t, err)
 			require.Equal(t, g, p.AH.Remote.String())
 		}
-		_, err := any.Lookup(background(), nil)
+		_, err := unbound.Lookup(background(), nil)
 		require.ErrorIs(t, err, syscall.EINVAL)
 		s.close()
 

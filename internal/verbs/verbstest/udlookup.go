@@ -71,13 +71,13 @@ func testLookupFound(s *suite, t *testing.T) {
 }
 
 // refusal checks that an error is a refusal of that status.
-func refusal(t testing.TB, err error, status int) *verbs.LookupError {
+func refusal(t testing.TB, err error, status int) (private []byte) {
 	t.Helper()
 	rej := new(verbs.LookupError)
 	require.ErrorAs(t, err, &rej)
 	require.ErrorIs(t, err, syscall.ECONNREFUSED)
 	require.Equal(t, status, rej.Status)
-	return rej
+	return rej.PrivateData
 }
 
 // testLookupNotFound: nobody serves the port, or the service is one of connections.
@@ -110,7 +110,7 @@ func testLookupRejected(s *suite, t *testing.T) {
 	found := startLookup(s.ctx(t), id, nil)
 	require.NoError(t, s.requestUD(t, l).Reject([]byte("not you")))
 	_, err := found()
-	if p := refusal(t, err, verbs.SIDRRejected).PrivateData; p != nil {
+	if p := refusal(t, err, verbs.SIDRRejected); p != nil {
 		require.Equal(t, padded([]byte("not you"), verbs.MaxPrivateSIDRREP), p)
 	}
 	// Giving a request up refuses it.

@@ -18,9 +18,6 @@ func init() {
 	modes["nolookup"] = nolookup
 }
 
-// udaddyPort is the one that udaddy has built in.
-const udaddyPort = 7174
-
 // station is a queue pair for datagrams with a buffer for each message of either way.
 type station struct {
 	id    verbs.UDCMID

@@ -61,9 +61,10 @@ func (n *Network) multicast(now time.Time, f *frame) {
 				continue
 			}
 			g := n.frame()
-			buf := append(g.buf[:0], f.buf...)
+			buf := g.buf[:0]
 			*g = *f
 			g.buf, g.to = buf, c
+			g.buf = append(g.buf, f.buf...)
 			n.launch(now, g)
 		}
 	}
