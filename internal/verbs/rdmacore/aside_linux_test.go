@@ -8,6 +8,7 @@ import (
 	"os"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -128,4 +129,26 @@ func TestQueueFailure(t *testing.T) {
 	c.fail(syscall.ENOSPC)
 	c.fail(syscall.ENOSPC)
 	require.Equal(t, 1, notes)
+}
+
+// TestDeviceStaysOpen: a device that nobody needs is closed after a while, unless somebody comes.
+func TestDeviceStaysOpen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := New(&Config{})
+		d := &device{c: &p.core, name: "fake0"}
+		p.core.open[d.name] = d
+		d.refs.Store(1)
+		d.release()
+		time.Sleep(idleTime / 2)
+		require.False(t, d.tryRetain(), "it is closed to all but those who ask for it by name")
+		got, err := p.core.use(d.name)
+		require.NoError(t, err)
+		require.Same(t, d, got)
+		time.Sleep(idleTime)
+		require.True(t, d.tryRetain())
+		d.release()
+		time.Sleep(idleTime)
+		require.Same(t, d, p.core.open[d.name], "somebody holds it")
+		require.EqualValues(t, 1, d.refs.Load())
+	})
 }

@@ -46,7 +46,7 @@ func newGuestWorld(t *testing.T) *guestWorld {
 	var err error
 	w.l, err = w.p.Listen(ctx, &verbs.ListenAttr{PortSpace: verbs.PSTCP, Local: netip.AddrPortFrom(netip.MustParseAddr(*guestAddr), 0)})
 	require.NoError(t, err)
-	t.Cleanup(func() { _ = w.l.Close() })
+	t.Cleanup(func() { require.NoError(t, w.l.Close()) })
 	return w
 }
 
@@ -57,10 +57,10 @@ func (w *guestWorld) end(id verbs.CMID, shared bool) *guestEnd {
 		var err error
 		w.pd, err = w.dev.AllocPD()
 		require.NoError(w.t, err)
-		w.t.Cleanup(func() { _ = w.pd.Close() })
+		w.t.Cleanup(func() { require.NoError(w.t, w.pd.Close()) })
 		w.srq, err = w.pd.CreateSRQ(&verbs.SRQAttr{MaxWR: 16, MaxSGE: 1, LimitEvent: func() { w.limits <- struct{}{} }})
 		require.NoError(w.t, err)
-		w.t.Cleanup(func() { _ = w.srq.Close() })
+		w.t.Cleanup(func() { require.NoError(w.t, w.srq.Close()) })
 		_, err = w.srq.PostRecv(make([]verbs.RecvWR, 16))
 		require.NoError(w.t, err)
 	}
@@ -76,7 +76,9 @@ func (w *guestWorld) end(id verbs.CMID, shared bool) *guestEnd {
 	e.qp = q.(*qp)
 	id.SetHandler(func(ev verbs.Event) { e.events <- ev })
 	w.t.Cleanup(func() {
-		_, _, _ = q.Close(), c.Close(), id.Close()
+		require.NoError(w.t, q.Close())
+		require.NoError(w.t, c.Close())
+		require.NoError(w.t, id.Close())
 	})
 	if !shared {
 		n, err := q.PostRecv(make([]verbs.RecvWR, 4))

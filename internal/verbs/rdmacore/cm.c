@@ -7,10 +7,8 @@
 
 #ifdef CORE_HEADERS
 
-#include <fcntl.h>
 #include <netinet/in.h>
 #include <string.h>
-#include <unistd.h>
 
 #define EC(p) ((struct rdma_event_channel *)(p))
 #define ID(p) ((struct rdma_cm_id *)(p))
@@ -275,32 +273,7 @@ int rdmacore_info(rdmacore_id *p, rdmacore_id_info *out)
 	return 0;
 }
 
-uint64_t rdmacore_context(rdmacore_id *id) { return (uintptr_t)ID(id)->verbs; }
-
-/*
- * librdmacm opens a device when the first identifier is bound to it, and closes it when it sees that it is gone from a list
- * that has others: the only one never. A driver that cannot take itself away from programs (rdma_rxe) waits for
- * the descriptors to be closed. So they become those of /dev/null, which librdmacm may close when it likes. The identifier's
- * hold on the device keeps its context from being freed meanwhile.
- */
-int rdmacore_vacate(rdmacore_id *id)
-{
-	struct ibv_context *ctx = ID(id)->verbs;
-	int null, err = 0;
-
-	if (!ctx)
-		return 0;
-	errno = 0;
-	null = open("/dev/null", O_RDWR | O_CLOEXEC);
-	if (null < 0)
-		return rdmacore_errno(EMFILE);
-	if (ctx->cmd_fd >= 0 && dup3(null, ctx->cmd_fd, O_CLOEXEC) < 0)
-		err = rdmacore_errno(EBADF);
-	if (ctx->async_fd >= 0 && dup3(null, ctx->async_fd, O_CLOEXEC) < 0)
-		err = rdmacore_errno(EBADF);
-	close(null);
-	return err;
-}
+rdmacore_ctx *rdmacore_context(rdmacore_id *id) { return (rdmacore_ctx *)ID(id)->verbs; }
 
 static void to_param(struct rdma_conn_param *p, const rdmacore_param *in)
 {

@@ -106,6 +106,8 @@ typedef struct {
 
 rdmacore_ref rdmacore_open(const char *name); /* fd: of asynchronous events */
 int rdmacore_close(rdmacore_ctx *);
+/* Closes the kernel's side alone, of a device that is gone: from now on things can only be destroyed, and the context closed. */
+int rdmacore_vacate(rdmacore_ctx *);
 int rdmacore_query(rdmacore_ctx *, rdmacore_attr *);
 int rdmacore_query_port(rdmacore_ctx *, int port, rdmacore_port *);
 /* Lists the used entries of all ports' tables; returns how many there are, at most max. */
@@ -301,10 +303,8 @@ int rdmacore_resolve_addr(rdmacore_id *, const rdmacore_addr *local, const rdmac
 int rdmacore_resolve_route(rdmacore_id *, int ms);
 int rdmacore_listen(rdmacore_id *, int backlog);
 int rdmacore_info(rdmacore_id *, rdmacore_id_info *);
-/* Tells librdmacm's contexts of devices apart; 0: the identifier is bound to none. */
-uint64_t rdmacore_context(rdmacore_id *);
-/* Takes the device that is gone out of the hands of librdmacm. The identifier is only to be destroyed after this. */
-int rdmacore_vacate(rdmacore_id *);
+/* librdmacm's own context of the device that the identifier is bound to, or NULL. It lives as long as the identifier. */
+rdmacore_ctx *rdmacore_context(rdmacore_id *);
 int rdmacore_connect(rdmacore_id *, const rdmacore_param *);
 int rdmacore_accept(rdmacore_id *, const rdmacore_param *);
 int rdmacore_establish(rdmacore_id *);

@@ -170,6 +170,9 @@ func coreOpen(name string) (ctx *coreCtx, fd int, err error) {
 
 func coreClose(ctx *coreCtx) error { return errnoOf(C.rdmacore_close(ctx)) }
 
+// coreVacate closes what the kernel has of the context of a device that is gone.
+func coreVacate(ctx *coreCtx) error { return errnoOf(C.rdmacore_vacate(ctx)) }
+
 // attrs are what a device can do.
 type attrs struct {
 	maxQP, maxCQE, maxQPWR, maxSGE, maxSRQWR, maxSRQSGE int

@@ -153,11 +153,8 @@ func coreInfo(id *coreID) (device string, port int, local, remote netip.AddrPort
 	return C.GoString(&i.device[0]), int(i.port), fromAddr(&i.local), fromAddr(&i.remote)
 }
 
-// coreContext tells librdmacm's contexts of devices apart; 0 is none.
-func coreContext(id *coreID) uint64 { return uint64(C.rdmacore_context(id)) }
-
-// coreVacate takes a device that is gone out of the hands of librdmacm.
-func coreVacate(id *coreID) error { return errnoOf(C.rdmacore_vacate(id)) }
+// coreContext returns librdmacm's own context of the device that an identifier is bound to, or nil.
+func coreContext(id *coreID) *coreCtx { return C.rdmacore_context(id) }
 
 func toParam(p *verbs.ConnParam, q *qp) (c C.rdmacore_param) {
 	c.responder_resources, c.initiator_depth = C.uint8_t(p.ResponderResources), C.uint8_t(p.InitiatorDepth)

@@ -230,10 +230,11 @@ func (c *cq) Close() error {
 	d.mu.Lock()
 	delete(d.cqs, c.token)
 	d.mu.Unlock()
-	d.using.RLock()
-	defer d.using.RUnlock()
 	defer d.release()
-	return d.destroy("a completion queue", c.destroy)
+	if err := c.destroy(); err != nil && !d.gone.Load() {
+		return d.failure("destroying a completion queue", err)
+	}
+	return nil
 }
 
 func (c *cq) destroy() error {

@@ -3,6 +3,7 @@
 
 #ifdef CORE_HEADERS
 
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -99,6 +100,28 @@ int rdmacore_close(rdmacore_ctx *c)
 {
 	errno = 0;
 	return done(ibv_close_device(CTX(c)));
+}
+
+/*
+ * A driver that cannot take itself away from programs (rdma_rxe) waits until the last descriptor is closed. librdmacm has
+ * some as well: it opens a device when the first identifier is bound to it, and closes it when it sees that it is gone
+ * from a list that has others, so the only one never. Those of /dev/null take their place, which whoever has the context may
+ * use, in vain, and close.
+ */
+int rdmacore_vacate(rdmacore_ctx *c)
+{
+	int null, err = 0;
+
+	errno = 0;
+	null = open("/dev/null", O_RDWR | O_CLOEXEC);
+	if (null < 0)
+		return rdmacore_errno(EMFILE);
+	if (CTX(c)->cmd_fd >= 0 && dup3(null, CTX(c)->cmd_fd, O_CLOEXEC) < 0)
+		err = rdmacore_errno(EBADF);
+	if (CTX(c)->async_fd >= 0 && dup3(null, CTX(c)->async_fd, O_CLOEXEC) < 0)
+		err = rdmacore_errno(EBADF);
+	close(null);
+	return err;
 }
 
 int rdmacore_query(rdmacore_ctx *c, rdmacore_attr *out)

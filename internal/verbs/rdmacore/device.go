@@ -11,6 +11,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	"github.com/go-rdma/rdma/internal/race"
 	"github.com/go-rdma/rdma/internal/verbs"
@@ -55,13 +56,13 @@ type device struct {
 	maxMsg int64       // longest message of any port
 	iwarp  bool
 
-	refs  atomic.Int64 // opens, and whatever lives on the device
-	gone  atomic.Bool
-	async *drainer
+	refs    atomic.Int64 // opens, and whatever lives on the device
+	closing *time.Timer  // until it is closed, if nobody takes hold of it again; guarded by core.mu
+	gone    atomic.Bool
+	async   *drainer
 
-	// Calls of C with ctx, or with what was made of it, hold using; posting and polling hold the queue's lock instead.
-	using sync.RWMutex
-	ctx   *coreCtx // nil once closed
+	ctx   *coreCtx
+	using sync.RWMutex // held by those who make something of ctx
 
 	table table
 
@@ -72,13 +73,14 @@ type device struct {
 	srqs   map[uint64]*srq
 	qps    map[uint64]*qp
 	nums   map[uint32]*qp
+	pds    map[*pd]struct{}
 }
 
 // use returns the open device of that name, held for the caller.
 func (c *core) use(name string) (*device, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if d := c.open[name]; d != nil && !d.gone.Load() && d.tryRetain() {
+	if d := c.open[name]; d != nil && !d.gone.Load() && d.retainOpen() {
 		return d, nil
 	}
 	d, err := c.openDevice(name)
@@ -118,6 +120,7 @@ func (c *core) openDevice(name string) (*device, error) {
 	d := &device{
 		c: c, name: name, ctx: ctx, iwarp: transport == verbs.TransportIWARP,
 		cqs: make(map[uint64]*cq), srqs: make(map[uint64]*srq), qps: make(map[uint64]*qp), nums: make(map[uint32]*qp),
+		pds: make(map[*pd]struct{}),
 	}
 	d.refs.Store(1)
 	if d.attr, err = coreQuery(ctx); err == nil {
@@ -148,11 +151,16 @@ func (c *core) openDevice(name string) (*device, error) {
 	return d, nil
 }
 
-// tryRetain holds the device unless it is closed.
-func (d *device) tryRetain() bool {
+// tryRetain holds the device unless nobody else does.
+func (d *device) tryRetain() bool { return d.retain(1) }
+
+// retainOpen holds the device unless it is closed, also while nobody else does.
+func (d *device) retainOpen() bool { return d.retain(0) }
+
+func (d *device) retain(least int64) bool {
 	for {
 		n := d.refs.Load()
-		if n == 0 {
+		if n < least {
 			return false
 		}
 		if d.refs.CompareAndSwap(n, n+1) {
@@ -161,23 +169,44 @@ func (d *device) tryRetain() bool {
 	}
 }
 
-// release gives a hold back. The last one closes the device, on a goroutine of its own: the
-// caller may be one of the device's.
+// closedRefs stand for those of a device that is closed.
+const closedRefs = -1 << 32
+
+// idleTime is how long a device stays open when nobody needs it any more: opening it takes as long as all else that
+// a connection takes, and there may be one connection after the other.
+const idleTime = time.Second
+
+// release gives a hold back. The last one closes the device after a while.
 func (d *device) release() {
-	if d.refs.Add(-1) == 0 {
-		d.c.mu.Lock()
-		if d.c.open[d.name] == d {
-			delete(d.c.open, d.name)
-		}
-		d.c.mu.Unlock()
-		go d.shutdown()
+	if d.refs.Add(-1) > 0 {
+		return
+	}
+	d.c.mu.Lock()
+	defer d.c.mu.Unlock()
+	if d.refs.Load() > 0 || d.closing != nil {
+		return // in use again
+	}
+	d.closing = time.AfterFunc(idleTime, d.close)
+	if d.gone.Load() {
+		d.closing.Reset(0)
+	}
+}
+
+// close closes the device, unless somebody has taken hold of it meanwhile.
+func (d *device) close() {
+	d.c.mu.Lock()
+	d.closing = nil
+	closed := d.refs.CompareAndSwap(0, closedRefs)
+	if closed && d.c.open[d.name] == d {
+		delete(d.c.open, d.name)
+	}
+	d.c.mu.Unlock()
+	if closed {
+		d.shutdown()
 	}
 }
 
 func (d *device) shutdown() {
-	if d.ctx == nil {
-		return // given up when it was removed
-	}
 	d.async.close()
 	d.async.wait()
 	for _, s := range d.shards {

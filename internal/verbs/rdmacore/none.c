@@ -11,6 +11,7 @@ static const rdmacore_reg no_reg = {NULL, 0, 0, -ENOSYS};
 int rdmacore_list(rdmacore_listed *a, int b) { return -ENOSYS; }
 rdmacore_ref rdmacore_open(const char *a) { return none; }
 int rdmacore_close(rdmacore_ctx *a) { return -ENOSYS; }
+int rdmacore_vacate(rdmacore_ctx *a) { return -ENOSYS; }
 int rdmacore_query(rdmacore_ctx *a, rdmacore_attr *b) { return -ENOSYS; }
 int rdmacore_query_port(rdmacore_ctx *a, int b, rdmacore_port *c) { return -ENOSYS; }
 int rdmacore_gids(rdmacore_ctx *a, rdmacore_gid *b, int c) { return -ENOSYS; }
@@ -51,8 +52,7 @@ int rdmacore_bind(rdmacore_id *a, const rdmacore_addr *b) { return -ENOSYS; }
 int rdmacore_resolve_addr(rdmacore_id *a, const rdmacore_addr *b, const rdmacore_addr *c, int d) { return -ENOSYS; }
 int rdmacore_resolve_route(rdmacore_id *a, int b) { return -ENOSYS; }
 int rdmacore_listen(rdmacore_id *a, int b) { return -ENOSYS; }
-uint64_t rdmacore_context(rdmacore_id *a) { return 0; }
-int rdmacore_vacate(rdmacore_id *a) { return -ENOSYS; }
+rdmacore_ctx *rdmacore_context(rdmacore_id *a) { return NULL; }
 int rdmacore_info(rdmacore_id *a, rdmacore_id_info *b) { return -ENOSYS; }
 int rdmacore_connect(rdmacore_id *a, const rdmacore_param *b) { return -ENOSYS; }
 int rdmacore_accept(rdmacore_id *a, const rdmacore_param *b) { return -ENOSYS; }

@@ -20,10 +20,32 @@ import (
 type pd struct {
 	dev *device
 
-	mu     sync.Mutex
-	h      *corePD // nil once closed
-	arenas []*arena
-	users  int // regions, queue pairs and the like
+	mu      sync.Mutex
+	h       *corePD // nil once closed, or its device was given up
+	closed  bool
+	arenas  []*arena
+	users   int                    // regions, queue pairs and the like
+	objects map[revocable]struct{} // of these those that the device does not know
+}
+
+// revocable is what goes with its device.
+type revocable interface{ revoke() }
+
+func (p *pd) add(o revocable) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.objects == nil {
+		p.objects = make(map[revocable]struct{})
+	}
+	p.objects[o] = struct{}{}
+}
+
+// remove forgets an object that was closed.
+func (p *pd) remove(o revocable) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.objects, o)
+	p.users--
 }
 
 // AllocPD implements [verbs.Device].
@@ -41,7 +63,11 @@ func (d *device) AllocPD() (verbs.PD, error) {
 		d.release()
 		return nil, d.failure("protection domain", err)
 	}
-	return &pd{dev: d, h: h}, nil
+	p := &pd{dev: d, h: h}
+	d.mu.Lock()
+	d.pds[p] = struct{}{}
+	d.mu.Unlock()
+	return p, nil
 }
 
 // use counts an object of the domain and returns C's domain.
@@ -49,7 +75,7 @@ func (p *pd) use() (*corePD, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.h == nil {
-		return nil, fmt.Errorf("rdmacore: protection domain: %w", net.ErrClosed)
+		return nil, fmt.Errorf("rdmacore: protection domain: %w", p.dev.closedError())
 	}
 	p.users++
 	return p.h, nil
@@ -77,22 +103,26 @@ func (p *pd) arenaOf(mem []byte) *arena {
 
 // Close implements [verbs.PD].
 func (p *pd) Close() error {
-	p.dev.using.RLock()
-	defer p.dev.using.RUnlock()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.h == nil {
+	if p.closed {
 		return nil
 	}
 	if p.users > 0 || len(p.arenas) > 0 {
 		return fmt.Errorf("rdmacore: protection domain with %d arenas, %d regions and queue pairs: %w",
 			len(p.arenas), p.users, verbs.ErrBusy)
 	}
-	if err := p.dev.destroy("a protection domain", func() error { return coreDeallocPD(p.h) }); err != nil {
-		return err
+	d := p.dev
+	if p.h != nil {
+		if err := coreDeallocPD(p.h); err != nil && !d.gone.Load() {
+			return d.failure("closing a protection domain", err)
+		}
 	}
-	p.h = nil
-	p.dev.release()
+	p.h, p.closed = nil, true
+	d.mu.Lock()
+	delete(d.pds, p)
+	d.mu.Unlock()
+	d.release()
 	return nil
 }
 
@@ -119,7 +149,7 @@ func (p *pd) NewArena(size int) (verbs.Arena, error) {
 	a := &arena{pd: p, mem: mem}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.h == nil {
+	if p.closed {
 		_ = unmap(mem) // pages nobody has seen
 		return nil, fmt.Errorf("rdmacore: protection domain: %w", net.ErrClosed)
 	}
@@ -183,9 +213,10 @@ type mr struct {
 	addr       uint64
 	lkey, rkey uint32
 
-	mu  sync.Mutex
-	h   *coreMR // nil once closed
-	mem []byte
+	mu     sync.Mutex
+	h      *coreMR // nil once closed, or its device was given up
+	closed bool
+	mem    []byte
 }
 
 const allAccess = verbs.LocalWrite | verbs.RemoteWrite | verbs.RemoteRead | verbs.RemoteAtomic
@@ -217,10 +248,14 @@ func (p *pd) RegMR(mem []byte, access verbs.Access) (verbs.MR, error) {
 		return err
 	})
 	if err != nil {
-		m.unuse()
+		if m.arena != nil {
+			m.arena.unuse()
+		}
+		p.unuse()
 		what := fmt.Sprintf("registering %d bytes", len(mem))
 		return nil, p.dev.failure(what, p.dev.c.p.host.memlock(len(mem), err))
 	}
+	p.add(m)
 	return m, nil
 }
 
@@ -232,13 +267,6 @@ func register(odp bool, reg func(onDemand bool) error) error {
 		return reg(true)
 	}
 	return err
-}
-
-func (m *mr) unuse() {
-	if m.arena != nil {
-		m.arena.unuse()
-	}
-	m.pd.unuse()
 }
 
 // Bytes implements [verbs.MR].
@@ -254,18 +282,20 @@ func (m *mr) RKey() uint32 { return m.rkey }
 
 // Close implements [verbs.MR].
 func (m *mr) Close() error {
-	d := m.pd.dev
-	d.using.RLock()
-	defer d.using.RUnlock()
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.h == nil {
+	if m.closed {
 		return nil
 	}
-	if err := d.destroy("a memory region", func() error { return coreDeregMR(m.h) }); err != nil {
-		return err
+	if m.h != nil {
+		if err := coreDeregMR(m.h); err != nil && !m.pd.dev.gone.Load() {
+			return m.pd.dev.failure("deregistering memory", err)
+		}
 	}
-	m.h, m.mem = nil, nil // the memory may be unmapped from now on
-	m.unuse()
+	m.h, m.closed, m.mem = nil, true, nil // the memory may be unmapped from now on
+	if m.arena != nil {
+		m.arena.unuse()
+	}
+	m.pd.remove(m)
 	return nil
 }

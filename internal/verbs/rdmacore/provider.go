@@ -17,7 +17,7 @@ type Config struct {
 	Root string
 }
 
-// Provider is the C libraries as a [verbs.Provider]. Devices are open while anything uses them.
+// Provider is the C libraries as a [verbs.Provider]. Devices are open while anything uses them, and a little longer.
 type Provider struct {
 	host host
 	core core // what is behind it; empty in a build without cgo

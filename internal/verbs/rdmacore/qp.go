@@ -287,17 +287,15 @@ func (q *qp) broke() {
 
 // Close implements [verbs.QP].
 func (q *qp) Close() error {
-	d := q.dev
-	d.using.RLock()
-	defer d.using.RUnlock()
 	q.lock()
 	defer q.unlock()
 	if q.closed {
 		return nil
 	}
+	d := q.dev
 	if q.h != nil {
-		if err := d.destroy("a queue pair", func() error { return coreDestroyQP(q.h) }); err != nil {
-			return err
+		if err := coreDestroyQP(q.h); err != nil && !d.gone.Load() {
+			return d.failure("destroying a queue pair", err)
 		}
 	}
 	q.h, q.closed = nil, true

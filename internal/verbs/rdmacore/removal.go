@@ -16,7 +16,7 @@ import (
 // all it has of this process. Drivers that can take themselves away do not need that. The others (rdma_rxe,
 // siw) wait until nobody has the device open, and with them who removes it.
 
-// enter keeps the device's context open until leave. It fails once the device is gone.
+// enter lets something be made of the device until leave. It fails once the device is gone.
 func (d *device) enter() error {
 	d.using.RLock()
 	if d.gone.Load() {
@@ -27,17 +27,6 @@ func (d *device) enter() error {
 }
 
 func (d *device) leave() { d.using.RUnlock() }
-
-// destroy calls f, which destroys an object of C's, unless the kernel has done so since the device was given up. d.using is held.
-func (d *device) destroy(what string, f func() error) error {
-	if d.ctx == nil {
-		return nil
-	}
-	if err := f(); err != nil && !d.gone.Load() {
-		return d.failure("destroying "+what, err)
-	}
-	return nil
-}
 
 // goneError is what the queues of a device that is gone fail with.
 func (d *device) goneError() error {
@@ -66,7 +55,7 @@ func (d *device) lost() {
 	for _, c := range cqs {
 		c.fail(d.goneError())
 	}
-	if d.tryRetain() { // else it is being closed
+	if d.retainOpen() { // else it is being closed
 		go d.giveUp()
 	}
 }
@@ -87,10 +76,16 @@ func (d *device) giveUp() {
 	for _, c := range d.cqs {
 		cqs = append(cqs, c)
 	}
+	var pds []*pd
+	for p := range d.pds {
+		pds = append(pds, p)
+	}
 	shards := d.shards
+	d.shards = nil
 	d.mu.Unlock()
 	d.using.Unlock()
-	// What has memory mapped holds the device as an open descriptor does. All else goes with the descriptors.
+	// What has memory mapped holds the device as an open descriptor does. So all is destroyed in order; what cannot be goes
+	// with the descriptors.
 	for _, q := range qps {
 		q.revoke()
 	}
@@ -100,19 +95,19 @@ func (d *device) giveUp() {
 	for _, c := range cqs {
 		c.revoke()
 	}
+	for _, p := range pds {
+		p.revoke()
+	}
 	for _, s := range shards {
 		s.close()
 	}
 	d.async.close()
 	d.async.wait()
-	d.using.Lock()
-	_ = coreClose(d.ctx) // nobody is left to tell
-	d.ctx = nil
-	d.using.Unlock()
+	_ = coreVacate(d.ctx) // nobody is left to tell
 	d.release()
 }
 
-// The errors of what revoke destroys are nobody's business any more.
+// The errors of what revoke destroys are nobody's business any more. Memory stays mapped: its owner may look at it still.
 
 func (q *qp) revoke() {
 	q.lock()
@@ -134,6 +129,42 @@ func (s *srq) revoke() {
 
 func (c *cq) revoke() { _ = c.destroy() }
 
+func (p *pd) revoke() {
+	p.mu.Lock()
+	var objects []revocable
+	for o := range p.objects {
+		objects = append(objects, o)
+	}
+	p.mu.Unlock()
+	for _, o := range objects {
+		o.revoke()
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.h != nil {
+		_ = coreDeallocPD(p.h)
+		p.h = nil
+	}
+}
+
+func (m *mr) revoke() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.h != nil {
+		_ = coreDeregMR(m.h)
+		m.h = nil
+	}
+}
+
+func (a *ah) revoke() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.h != nil {
+		_ = coreDestroyAH(a.h)
+		a.h = nil
+	}
+}
+
 // watcher has an identifier bound to each device that librdmacm has open, which is every one that was used, until this
 // process ends: it hears of their removal also while nothing else is there to hear of it.
 type watcher struct {
@@ -142,14 +173,14 @@ type watcher struct {
 	ec    *coreEC // nil at first
 	buf   eventBuffer
 	ev    cmEvent
-	seen  map[uint64]bool // librdmacm's contexts
+	seen  map[*coreCtx]bool // librdmacm's contexts
 	bound map[uint64]watched
 }
 
 // watched is a device.
 type watched struct {
 	h       *coreID
-	context uint64
+	context *coreCtx
 	name    string
 }
 
@@ -157,7 +188,7 @@ type watched struct {
 // own events are all there is.
 func (w *watcher) device(id *coreID) {
 	context := coreContext(id)
-	if context == 0 {
+	if context == nil {
 		return
 	}
 	w.mu.Lock()
@@ -191,7 +222,7 @@ func (w *watcher) start() error {
 		coreDestroyEC(ec)
 		return err
 	}
-	w.ec, w.seen, w.bound = ec, make(map[uint64]bool), make(map[uint64]watched)
+	w.ec, w.seen, w.bound = ec, make(map[*coreCtx]bool), make(map[uint64]watched)
 	go w.run(d)
 	return nil
 }
@@ -227,5 +258,5 @@ func (w *watcher) event() {
 
 // removeID destroys an identifier whose device is gone.
 func removeID(h *coreID) {
-	_, _ = coreVacate(h), coreDestroyID(h) // nobody is left to tell
+	_, _ = coreVacate(coreContext(h)), coreDestroyID(h) // nobody is left to tell
 }

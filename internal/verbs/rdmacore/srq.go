@@ -149,11 +149,9 @@ func (s *srq) ArmLimit(limit int) error {
 
 // Close implements [verbs.SRQ].
 func (s *srq) Close() error {
-	d := s.pd.dev
-	d.using.RLock()
-	defer d.using.RUnlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	d := s.pd.dev
 	switch {
 	case s.closed:
 		return nil
@@ -161,8 +159,8 @@ func (s *srq) Close() error {
 		return fmt.Errorf("rdmacore: shared receive queue of %d queue pairs: %w", s.users, verbs.ErrBusy)
 	}
 	if s.h != nil {
-		if err := d.destroy("a shared receive queue", func() error { return coreDestroySRQ(s.h) }); err != nil {
-			return err
+		if err := coreDestroySRQ(s.h); err != nil && !d.gone.Load() {
+			return d.failure("destroying a shared receive queue", err)
 		}
 	}
 	s.h, s.closed = nil, true
@@ -177,8 +175,9 @@ func (s *srq) Close() error {
 type ah struct {
 	pd *pd
 
-	mu sync.Mutex
-	h  *coreAH // nil once closed
+	mu     sync.Mutex
+	h      *coreAH // nil once closed, or its device was given up
+	closed bool
 }
 
 // CreateAH implements [verbs.PD].
@@ -215,7 +214,9 @@ func (p *pd) CreateAH(attr *verbs.AHAttr) (verbs.AH, error) {
 		p.unuse()
 		return nil, d.failure(fmt.Sprintf("address handle for %v", a.Remote), err)
 	}
-	return &ah{pd: p, h: made}, nil
+	handle := &ah{pd: p, h: made}
+	p.add(handle)
+	return handle, nil
 }
 
 // ownGID finds the entry of the own address, of RoCE version 2 where there is one.
@@ -242,23 +243,22 @@ func (d *device) ownGID(a *verbs.AHAttr) (gidEntry, error) {
 
 // Close implements [verbs.AH].
 func (a *ah) Close() error {
-	d := a.pd.dev
-	d.using.RLock()
-	defer d.using.RUnlock()
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.h == nil {
+	if a.closed {
 		return nil
 	}
-	err := d.destroy("an address handle", func() error { return coreDestroyAH(a.h) })
-	if errors.Is(err, syscall.EBUSY) {
-		return fmt.Errorf("rdmacore: address handle: %w", verbs.ErrBusy)
+	if a.h != nil {
+		err := coreDestroyAH(a.h)
+		if err != nil && !a.pd.dev.gone.Load() {
+			if errors.Is(err, syscall.EBUSY) {
+				return fmt.Errorf("rdmacore: address handle: %w", verbs.ErrBusy)
+			}
+			return a.pd.dev.failure("destroying an address handle", err)
+		}
 	}
-	if err != nil {
-		return err
-	}
-	a.h = nil
-	a.pd.unuse()
+	a.h, a.closed = nil, true
+	a.pd.remove(a)
 	return nil
 }
 
