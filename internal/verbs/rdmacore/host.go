@@ -86,7 +86,7 @@ func (h host) uverbs(name string) string {
 // Words for what is missing; each says what to do.
 const (
 	hintSoftRoCE = "for Soft-RoCE: modprobe rdma_rxe, then rdma link add rxe0 type rxe netdev <interface>"
-	hintModule   = "modprobe ib_uverbs rdma_ucm"
+	hintModule   = "modprobe -a ib_uverbs rdma_ucm"
 	hintPass     = "a container needs it passed: docker run --device=/dev/infiniband"
 )
 

@@ -108,7 +108,7 @@ func TestCannotOpen(t *testing.T) {
 		want string
 	}{
 		{"rxe9", syscall.ENODEV, "the kernel has no device rxe9 (any more)"},
-		{"iw0", syscall.ENODEV, "the kernel offers no verbs for iw0 to programs: modprobe ib_uverbs"},
+		{"iw0", syscall.ENODEV, "the kernel offers no verbs for iw0 to programs: modprobe -a ib_uverbs rdma_ucm"},
 		{"rxe0", syscall.ENOENT, "/dev/infiniband/uverbs0 does not exist: a container needs it passed: docker run --device=/dev/infiniband"},
 	} {
 		err := h.cannotOpen(c.name, c.err)
@@ -155,7 +155,7 @@ func TestExplainNode(t *testing.T) {
 	}{
 		{"uverbs1", syscall.EACCES, "no permission for user " + fmt.Sprint(os.Getuid()) + ": join the group that owns it (often rdma), or chmod 0666 /dev/infiniband/uverbs1"},
 		{"uverbs1", syscall.EPERM, "the cgroup of this container or service forbids it: docker run --device=/dev/infiniband"},
-		{"uverbs1", syscall.ENXIO, "left over from a device or module that is gone: modprobe ib_uverbs rdma_ucm"},
+		{"uverbs1", syscall.ENXIO, "left over from a device or module that is gone: modprobe -a ib_uverbs rdma_ucm"},
 		{"uverbs1", syscall.ENOENT, "/dev/infiniband/uverbs1 does not exist: a container needs it passed"},
 		{"rdma_cm", syscall.ENOENT, "/dev/infiniband/rdma_cm does not exist: modprobe rdma_ucm"},
 		{"uverbs1", syscall.EMFILE, "/dev/infiniband/uverbs1: too many open files"},
