@@ -17,8 +17,9 @@ import (
 )
 
 // capture records what crosses softroce's interface. The function that it returns ends that and
-// gives it to tshark: nothing that softroce sent may be malformed, and messages of each kind named must be among it.
-func (w *world) capture(t *testing.T) (stop func(kinds ...string)) {
+// gives it to tshark: nothing that softroce sent may be malformed, and messages of each kind named must be among it. It returns
+// how many REQs softroce has sent more than once.
+func (w *world) capture(t *testing.T) (stop func(kinds ...string) (repeated int)) {
 	t.Helper()
 	vmtest.Require(t, vm.Package{Name: "tshark", File: "/usr/bin/tshark"})
 	// Packets are to be seen as they are on a wire, not as the groups that a veth takes.
@@ -32,7 +33,7 @@ func (w *world) capture(t *testing.T) (stop func(kinds ...string)) {
 	dump := w.start(w.g.Command(w.ctx, "tcpdump", "-i", w.link, "--immediate-mode", "-U", "-Z", "root",
 		"-s", "4400", "-B", "32768", "-w", w.g.SharePath(name), "udp port 4791").In(w.netns))
 	dump.until("listening on")
-	return func(kinds ...string) {
+	return func(kinds ...string) (repeated int) {
 		t.Helper()
 		gso("65535")
 		w.captured(t, filepath.Join(w.g.Share, name))
@@ -45,27 +46,35 @@ func (w *world) capture(t *testing.T) (stop func(kinds ...string)) {
 		tshark := exec.Command("tshark", "-n", "-r", filepath.Join(w.g.Share, name),
 			"-Y", from+w.ours.String(),
 			"-T", "fields", "-E", "separator=/t", "-e", "frame.number", "-e", "_ws.col.Protocol", "-e", "_ws.col.Info",
-			"-e", "_ws.malformed", "-e", "_ws.expert.severity", "-e", "_ws.expert.message")
+			"-e", "_ws.malformed", "-e", "_ws.expert.severity", "-e", "_ws.expert.message",
+			"-e", "infiniband.mad.transactionid")
 		var complaints strings.Builder
 		tshark.Stderr = &complaints
 		out, err := tshark.Output()
 		require.NoError(t, err, "%s", &complaints)
 		lines := strings.Split(strings.TrimSuffix(string(out), "\n"), "\n")
-		seen := make(map[string]bool)
+		seen, requests := make(map[string]bool), make(map[string]int)
 		for _, line := range lines {
 			f := strings.Split(line, "\t")
-			require.Len(t, f, 6, line)
+			require.Len(t, f, 7, line)
 			require.Equal(t, "RRoCE", f[1], line)
 			require.Empty(t, f[3], "malformed: %s", line)
 			require.Empty(t, f[5], "tshark warns: %s", line)
 			for _, kind := range kinds {
 				seen[kind] = seen[kind] || strings.Contains(f[2], kind)
 			}
+			if strings.Contains(f[2], "ConnectRequest") {
+				require.NotEmpty(t, f[6], line)
+				if requests[f[6]]++; requests[f[6]] == 2 {
+					repeated++
+				}
+			}
 		}
 		for _, kind := range kinds {
 			require.True(t, seen[kind], "no %s among %d packets:\n%s", kind, len(lines), out)
 		}
 		_ = os.Remove(filepath.Join(w.g.Share, name))
+		return repeated
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"os"
 	"strconv"
 	"strings"
 	"sync"
@@ -22,6 +23,9 @@ import (
 )
 
 func TestMain(m *testing.M) { vmtest.Main(m) }
+
+// long asks for the full measure of what is otherwise kept short.
+var long = os.Getenv("RDMA_LONG") != ""
 
 // patience is for one exchange between two programs on emulated processors.
 const patience = 3 * time.Minute
@@ -44,7 +48,7 @@ func port() int { return int(17000 + lastPort.Add(1)) }
 // families runs a test over IPv4 and over IPv6.
 func families(t *testing.T, f func(t *testing.T, w *world)) {
 	g, p := vmtest.SharedPeer(t)
-	program, err := g.Build(t.Context(), "github.com/go-rdma/rdma/test/kernel/peer")
+	program, err := g.Build(t.Context(), "github.com/go-rdma/rdma/test/kernel/peer", "-race")
 	require.NoError(t, err)
 	for _, c := range []struct {
 		name         string
@@ -137,6 +141,16 @@ func (w *world) peer(args ...any) *process {
 	return w.start(w.g.Command(w.ctx, w.program, words(args)...).In(w.netns))
 }
 
+// some returns all of the choices or, unless it is to be the full measure, every other one: those of IPv6 are not those of IPv4.
+func some[T any](w *world, choices ...T) (chosen []T) {
+	for i, c := range choices {
+		if long || (i%2 == 1) == w.ours.Is6() {
+			chosen = append(chosen, c)
+		}
+	}
+	return chosen
+}
+
 func words(args []any) (s []string) {
 	for _, a := range args {
 		s = append(s, fmt.Sprint(a))
@@ -152,28 +166,26 @@ func (w *world) listens(p *process, port int) *process {
 
 // Messages of one packet and of many, both ways, on several connections.
 func TestUcmatose(t *testing.T) {
-	for _, size := range []int{100, 5000} {
-		t.Run(fmt.Sprintf("%d bytes", size), func(t *testing.T) {
-			families(t, func(t *testing.T, w *world) {
-				t.Run("KernelListens", func(t *testing.T) {
-					stop := w.capture(t)
-					p := port()
-					s := w.listens(w.c("ucmatose", "-b", w.kernel, "-p", p, "-c", 5, "-S", size), p)
-					require.Contains(t, w.peer("cmatose", "-s", w.kernel, "-p", p, "-c", 5, "-S", size).ends(), "both ways")
-					require.Contains(t, s.ends(), "data transfers complete")
-					stop("ConnectRequest", "ReadyToUse", "DisconnectReply", "RC Send", "RC Acknowledge")
-				})
-				t.Run("SoftroceListens", func(t *testing.T) {
-					stop := w.capture(t)
-					p := port()
-					s := w.peer("cmatose", "-b", w.ours, "-p", p, "-c", 5, "-S", size).until("listening")
-					require.Contains(t, w.c("ucmatose", "-s", w.ours, "-p", p, "-c", 5, "-S", size).ends(), "data transfers complete")
-					require.Contains(t, s.ends(), "both ways")
-					stop("ConnectReply", "DisconnectRequest", "RC Send", "RC Acknowledge")
-				})
+	families(t, func(t *testing.T, w *world) {
+		for _, size := range some(w, 100, 5000) {
+			t.Run(fmt.Sprintf("%d bytes, KernelListens", size), func(t *testing.T) {
+				stop := w.capture(t)
+				p := port()
+				s := w.listens(w.c("ucmatose", "-b", w.kernel, "-p", p, "-c", 5, "-S", size), p)
+				require.Contains(t, w.peer("cmatose", "-s", w.kernel, "-p", p, "-c", 5, "-S", size).ends(), "both ways")
+				require.Contains(t, s.ends(), "data transfers complete")
+				stop("ConnectRequest", "ReadyToUse", "DisconnectReply", "RC Send", "RC Acknowledge")
 			})
-		})
-	}
+			t.Run(fmt.Sprintf("%d bytes, SoftroceListens", size), func(t *testing.T) {
+				stop := w.capture(t)
+				p := port()
+				s := w.peer("cmatose", "-b", w.ours, "-p", p, "-c", 5, "-S", size).until("listening")
+				require.Contains(t, w.c("ucmatose", "-s", w.ours, "-p", p, "-c", 5, "-S", size).ends(), "data transfers complete")
+				require.Contains(t, s.ends(), "both ways")
+				stop("ConnectReply", "DisconnectRequest", "RC Send", "RC Acknowledge")
+			})
+		}
+	})
 }
 
 // Many connections at once.
@@ -185,8 +197,7 @@ func TestStorm(t *testing.T) {
 			p := port()
 			s := w.listens(w.c("cmtime", "-b", w.kernel, "-p", p, "-c", n), p)
 			require.Contains(t, w.peer("storm", "-s", w.kernel, "-p", p, "-c", n).ends(), "all connections have ended")
-			s.endsCmtime()
-			stop("ConnectRequest", "ReadyToUse", "DisconnectRequest")
+			s.endsCmtime(stop("ConnectRequest", "ReadyToUse", "DisconnectRequest"))
 		})
 		t.Run("SoftroceListens", func(t *testing.T) {
 			stop := w.capture(t)
@@ -199,16 +210,17 @@ func TestStorm(t *testing.T) {
 	})
 }
 
-// endsCmtime ends the server of cmtime, which never ends by itself. It may be dead, but of one thing only. Linux 6.1 forgets who asked for
-// a connection when that ends, so a repeated REQ that it has kept in a queue for so long becomes another request.
-// Nobody is there to take the answer to it, which softroce rejects, as invalid communication ID (IBTA 12.6.7.2). And
-// cmtime of rdma-core 44 does not survive RDMA_CM_EVENT_REJECTED in a server, whoever the client is.
-func (p *process) endsCmtime() {
+// endsCmtime ends the server of cmtime, which never ends by itself. It is dead only if a REQ was repeated, which softroce does
+// after a second. Linux 6.1 forgets who asked for a connection when that ends, so a copy of the REQ that it has kept in a queue for so long
+// becomes another request. Nobody is there to take the answer to it, which softroce rejects, as invalid communication ID
+// (IBTA 12.6.7.2). And cmtime of rdma-core 44 does not survive RDMA_CM_EVENT_REJECTED in a server, whoever the client is.
+func (p *process) endsCmtime(repeated int) {
 	p.w.Helper()
 	_ = p.Kill()
 	exit := new(vm.ExitError)
 	require.ErrorAs(p.w, p.Wait(), &exit, "%s", p.out)
-	if exit.Signal == int(syscall.SIGSEGV) {
+	p.w.Logf("%d REQs were sent more than once", repeated)
+	if exit.Signal == int(syscall.SIGSEGV) && repeated > 0 {
 		require.Equal(p.w, "event: RDMA_CM_EVENT_REJECTED, error: 6\n", p.out.String())
 		p.w.Log("cmtime has met a request that had been repeated, after the connection had ended")
 		return
