@@ -109,6 +109,9 @@ func groupSocket(k groupKey, port uint16, gro bool) (int, error) {
 		_ = unix.SetsockoptInt(fd, unix.SOL_UDP, unix.UDP_GRO, 1)
 	}
 	setBuffer(fd, unix.SO_RCVBUFFORCE, unix.SO_RCVBUF)
+	// Linux 6.18 gives a packet for which one socket is a member to any of those that share address, port and device by
+	// SO_REUSEPORT, members or not. Sockets of one interface are all members. Before Linux 5.7 this needs privileges, and is not needed.
+	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_BINDTOIFINDEX, k.index)
 	if err := unix.Bind(fd, sockaddr(k.group, port, uint32(k.index))); err != nil {
 		_ = unix.Close(fd)
 		return -1, os.NewSyscallError("bind", err)
