@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -57,6 +58,9 @@ func (g *Guest) build(ctx context.Context, args []string) (string, error) {
 func compile(ctx context.Context, args []string, target string) error {
 	if err := os.MkdirAll(filepath.Dir(target), 0o755); err != nil {
 		return err
+	}
+	if !slices.ContainsFunc(args, func(a string) bool { return strings.HasPrefix(a, "-ldflags") }) {
+		args = slices.Insert(args, 1, "-ldflags=-s -w") // a guest reads every page of it over 9p
 	}
 	args = append([]string{args[0], "-o", target}, args[1:]...)
 	cmd := exec.CommandContext(ctx, "go", args...)

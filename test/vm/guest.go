@@ -37,6 +37,7 @@ type Config struct {
 	Machine   string        // QEMU's machine; "q35" if empty
 	Devices   []string      // more of QEMU's arguments
 
+	accel   string   // what QEMU runs it on
 	network *os.File // one end of the wire to another guest
 	mac     string
 }
@@ -47,6 +48,7 @@ var RDMAModules = []string{"crc32_generic", "rdma_rxe", "ib_uverbs", "rdma_ucm",
 // Guest is a running guest. Its methods may be called by several goroutines.
 type Guest struct {
 	Name  string
+	Accel string // QEMU's accelerator: kvm or tcg
 	Info  proto.Info
 	Share string // this directory of the host is /run/share in the guest; Close removes it, unless it came with the Config
 	Wire  Addrs  // of a guest of a Pair
@@ -73,7 +75,7 @@ func Start(ctx context.Context, cfg Config) (*Guest, error) {
 		return nil, err
 	}
 	cfg.defaults()
-	g := &Guest{Name: cfg.Name, Share: cfg.Share, done: make(chan struct{}), console: newConsole(cfg.Console)}
+	g := &Guest{Name: cfg.Name, Accel: cfg.accel, Share: cfg.Share, done: make(chan struct{}), console: newConsole(cfg.Console)}
 	if g.Share == "" {
 		if g.Share, err = os.MkdirTemp("", "rdma-vm-"); err != nil {
 			return nil, err
@@ -103,6 +105,9 @@ func prepare(ctx context.Context, cfg *Config) (k *kernel, initramfs string, err
 		return nil, "", err
 	}
 	if k, err = getKernel(ctx); err != nil {
+		return nil, "", err
+	}
+	if cfg.accel, err = accelerator(ctx, k); err != nil {
 		return nil, "", err
 	}
 	modules := cfg.Modules
@@ -138,18 +143,21 @@ func (c *Config) arguments(k *kernel, initramfs, share string) []string {
 		"random.trust_cpu=on", "rcupdate.rcu_expedited=1", "audit=0", "selinux=0", "apparmor=0",
 		"rdmavm_modules=" + k.modules, "rdmavm_name=" + c.Name,
 	}
-	kernel = append(append(kernel, clock()...), c.Append)
-	args := []string{
-		"-M", c.Machine, "-accel", "tcg,thread=multi", "-cpu", "max", "-m", strconv.Itoa(c.MemoryMB), "-smp", strconv.Itoa(c.CPUs),
+	if c.accel == accelTCG {
+		kernel = append(kernel, clock()...) // with KVM the guest has the host's clock
+	}
+	kernel = append(kernel, c.Append)
+	args := append(machine(c.accel),
+		"-M", c.Machine, "-m", strconv.Itoa(c.MemoryMB), "-smp", strconv.Itoa(c.CPUs),
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-serial", "stdio",
 		"-kernel", k.image, "-initrd", initramfs, "-append", strings.Join(kernel, " "),
 		"-chardev", "socket,id=agent,fd=3",
 		"-device", "virtio-serial-pci", "-device", "virtserialport,chardev=agent,name=agent",
 		"-fsdev", "local,id=host,path=/,security_model=none,readonly=on,multidevs=remap",
 		"-device", "virtio-9p-pci,fsdev=host,mount_tag=host",
-		"-fsdev", "local,id=share,path=" + share + ",security_model=none",
+		"-fsdev", "local,id=share,path="+share+",security_model=none",
 		"-device", "virtio-9p-pci,fsdev=share,mount_tag=share",
-	}
+	)
 	if c.network != nil {
 		args = append(args, "-netdev", "socket,id=wire,fd=4", "-device", "virtio-net-pci,netdev=wire,mac="+c.mac)
 	}

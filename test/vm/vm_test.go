@@ -214,3 +214,15 @@ func TestBootFails(t *testing.T) {
 	require.ErrorIs(t, err, vm.ErrPanic)
 	assert.Contains(t, err.Error(), "Unable to mount root fs")
 }
+
+// What QEMU runs guests on is what the guest says it is.
+func TestAccelerator(t *testing.T) {
+	g := vmtest.Shared(t)
+	out, err := g.Command(t.Context(), "cat", "/proc/cpuinfo").Output()
+	require.NoError(t, err)
+	assert.Contains(t, []string{"kvm", "tcg"}, g.Accel)
+	assert.Equal(t, g.Accel == "tcg", strings.Contains(string(out), "QEMU TCG CPU"), "%s: %s", g.Accel, out)
+
+	t.Setenv("RDMA_VM_ACCEL", "xen")
+	assert.ErrorContains(t, vm.Check(t.Context()), `RDMA_VM_ACCEL="xen": kvm or tcg`)
+}

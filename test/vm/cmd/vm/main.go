@@ -78,7 +78,7 @@ func run() int {
 		}
 	}
 	if *verbose {
-		fmt.Fprintf(os.Stderr, "vm: Linux %s, ready after %v\n", g.Info.Kernel, time.Since(begin).Round(time.Millisecond))
+		fmt.Fprintf(os.Stderr, "vm: Linux %s on %s, ready after %v\n", g.Info.Kernel, g.Accel, time.Since(begin).Round(time.Millisecond))
 	}
 	cmd := g.Command(ctx, flag.Arg(0), flag.Args()[1:]...).In(*netns)
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
