@@ -117,8 +117,10 @@ func (p *process) until(words string) *process {
 // ends waits for the end of the process, which must be a good one.
 func (p *process) ends() string {
 	p.w.Helper()
-	require.NoError(p.w, p.Wait(), "%s", p.out)
-	return p.out.String()
+	err := p.Wait()
+	out := p.out.String()
+	require.NoError(p.w, err, "%s", out[max(0, len(out)-4096):]) // rping prints all it gets
+	return out
 }
 
 // fails waits for the end of the process with a status other than 0.
