@@ -41,7 +41,7 @@ func deathOfCServer(t *testing.T, w *world) {
 			}
 			client := w.goAt(t, w.std, args...)
 			client.Says(map[string]string{"idle": "idle", "busy": "connected"}[style])
-			time.Sleep(2 * time.Second) // into the transfers
+			time.Sleep(time.Second) // into the transfers
 			killed := server.Kill()
 			if style == "idle" {
 				// Reading, it sees the end of the stream, as after any program in C that exits.
@@ -68,7 +68,7 @@ func deathOfCClient(t *testing.T, w *world) {
 			server.Says("listening on")
 			client := w.c(t, nil, append([]string{"rstream", "-T", "b", "-s", w.std.ours.V6.String()}, endless...)...)
 			server.Says(map[string]string{"idle": "idle", "busy": "connected"}[style])
-			time.Sleep(2 * time.Second) // into the transfers
+			time.Sleep(time.Second) // into the transfers
 			if style == "idle" {
 				killed := client.Kill()
 				out := server.Succeeds()
@@ -93,7 +93,7 @@ func deathOfGo(t *testing.T, w *world) {
 		server := w.rstreamServer(t, w.std.c.V4, append([]string{"rstream", "-T", "b"}, endless...))
 		client := w.goAt(t, w.std, append([]string{"rstream", "-s", w.std.c.V4.String()}, endless...)...)
 		client.Says("connected")
-		time.Sleep(2 * time.Second) // into the transfers
+		time.Sleep(time.Second) // into the transfers
 		client.Kill()
 		select {
 		case <-server.Done: // fine as well
@@ -107,7 +107,7 @@ func deathOfGo(t *testing.T, w *world) {
 		server.Says("listening on")
 		client := w.c(t, nil, append([]string{"rstream", "-T", "b", "-s", w.std.ours.V4.String()}, endless...)...)
 		server.Says("connected")
-		time.Sleep(2 * time.Second) // into the transfers
+		time.Sleep(time.Second) // into the transfers
 		server.Kill()
 		again.run(t, w, false) // while the other C client still tries
 		select {

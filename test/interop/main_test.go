@@ -53,10 +53,14 @@ func (w *world) on(device string) *world {
 	return &other
 }
 
+var bothDevices = []string{"softroce", "rdmacore"}
+
 // eachDevice runs a test with the Go programs on the built-in device and on that of the kernel.
-func eachDevice(t *testing.T, f func(t *testing.T, w *world)) {
+func eachDevice(t *testing.T, f func(t *testing.T, w *world)) { onDevices(t, bothDevices, f) }
+
+func onDevices(t *testing.T, devices []string, f func(t *testing.T, w *world)) {
 	w := theWorld(t)
-	for _, device := range []string{"softroce", "rdmacore"} {
+	for _, device := range devices {
 		t.Run(device, func(t *testing.T) { f(t, w.on(device)) })
 	}
 }
