@@ -277,9 +277,9 @@ func TestTranslate(t *testing.T) {
 	require.Equal(t, 1, n)
 	require.Empty(t, failed, "it is known")
 
-	s := &srq{token: 99, ids: make([]uint64, 2), avail: []uint32{1, 0}}
+	s := &srq{token: 99, ids: make([]uint64, 2), bufs: make([]buffer, 2), avail: []uint32{1, 0}}
 	d.srqs[s.token] = s
-	wcs = []verbs.WC{{ID: s.put(6), QPN: 7, Status: verbs.WRFlushErr}, {ID: kindSRQ | 98<<genShift, QPN: 7}}
+	wcs = []verbs.WC{{ID: s.put(&verbs.RecvWR{ID: 6}), QPN: 7, Status: verbs.WRFlushErr}, {ID: kindSRQ | 98<<genShift, QPN: 7}}
 	n, failed = d.translate(wcs)
 	require.Equal(t, 1, n)
 	require.EqualValues(t, 6, wcs[0].ID)

@@ -7,6 +7,8 @@
 
 #ifdef CORE_HEADERS
 
+#include <endian.h>
+#include <infiniband/ib.h>
 #include <netinet/in.h>
 #include <string.h>
 
@@ -22,6 +24,7 @@ union address {
 	struct sockaddr sa;
 	struct sockaddr_in in;
 	struct sockaddr_in6 in6;
+	struct sockaddr_ib ib;
 };
 
 static struct sockaddr *to_sockaddr(union address *a, const rdmacore_addr *in)
@@ -38,6 +41,11 @@ static struct sockaddr *to_sockaddr(union address *a, const rdmacore_addr *in)
 		a->in6.sin6_port = htons(in->port);
 		memcpy(&a->in6.sin6_addr, in->ip, 16);
 		a->in6.sin6_scope_id = in->scope;
+		break;
+	case 16:
+		a->ib.sib_family = AF_IB;
+		a->ib.sib_sid = htobe64(in->port);
+		memcpy(&a->ib.sib_addr, in->ip, 16);
 		break;
 	default:
 		return NULL;
@@ -142,6 +150,48 @@ static void copy_private(rdmacore_event *out, const void *data, int len)
 	memcpy(out->private_data, data, out->private_len);
 }
 
+/* What came with an event of an identifier for datagrams. */
+static void copy_ud(rdmacore_event *out, const struct rdma_cm_event *e)
+{
+	const struct rdma_ud_param *p = &e->param.ud;
+	const struct ibv_ah_attr *a = &p->ah_attr;
+	union ibv_gid gid;
+
+	switch (e->event) {
+	case RDMA_CM_EVENT_MULTICAST_ERROR:
+		out->group = (uintptr_t)p->private_data;
+		return;
+	case RDMA_CM_EVENT_MULTICAST_JOIN:
+		out->group = (uintptr_t)p->private_data;
+		break;
+	case RDMA_CM_EVENT_ESTABLISHED:
+		copy_private(out, p->private_data, p->private_data_len);
+		break;
+	case RDMA_CM_EVENT_CONNECT_REQUEST:
+	case RDMA_CM_EVENT_UNREACHABLE: /* also a refusal */
+		copy_private(out, p->private_data, p->private_data_len);
+		return;
+	default:
+		return;
+	}
+	out->ud.qpn = p->qp_num;
+	out->ud.qkey = p->qkey;
+	out->ud.port = a->port_num;
+	out->ud.lid = a->dlid;
+	out->ud.sl = a->sl;
+	out->ud.path_bits = a->src_path_bits;
+	out->ud.static_rate = a->static_rate;
+	out->ud.global = a->is_global;
+	if (!a->is_global)
+		return;
+	memcpy(out->ud.dgid, a->grh.dgid.raw, sizeof out->ud.dgid);
+	out->ud.flow_label = a->grh.flow_label;
+	out->ud.traffic_class = a->grh.traffic_class;
+	out->ud.hop_limit = a->grh.hop_limit;
+	if (e->id->verbs && !ibv_query_gid(e->id->verbs, a->port_num, a->grh.sgid_index, &gid))
+		memcpy(out->ud.sgid, gid.raw, sizeof out->ud.sgid);
+}
+
 int rdmacore_next_event(rdmacore_ec *ec, rdmacore_event *out)
 {
 	struct rdma_cm_event *e;
@@ -162,19 +212,17 @@ int rdmacore_next_event(rdmacore_ec *ec, rdmacore_event *out)
 		out->request = (uintptr_t)e->id;
 		out->token = (uintptr_t)e->listen_id->context;
 	}
+	if (e->id->qp_type == IBV_QPT_UD) {
+		copy_ud(out, e);
+		rdma_ack_cm_event(e);
+		return 0;
+	}
 	switch (e->event) {
 	case RDMA_CM_EVENT_CONNECT_REQUEST:
 	case RDMA_CM_EVENT_CONNECT_RESPONSE:
 	case RDMA_CM_EVENT_ESTABLISHED:
 	case RDMA_CM_EVENT_REJECTED:
 	case RDMA_CM_EVENT_DISCONNECTED:
-		if (e->id->qp_type == IBV_QPT_UD) {
-			out->qpn = e->param.ud.qp_num;
-			out->qkey = e->param.ud.qkey;
-			copy_private(out, e->param.ud.private_data, e->param.ud.private_data_len);
-			break;
-		}
-		out->qpn = e->param.conn.qp_num;
 		out->responder_resources = e->param.conn.responder_resources;
 		out->initiator_depth = e->param.conn.initiator_depth;
 		out->flow_control = e->param.conn.flow_control;
@@ -331,6 +379,56 @@ int rdmacore_comm_est(rdmacore_id *id)
 	return result(rdma_notify(ID(id), IBV_EVENT_COMM_EST));
 }
 
+int rdmacore_lookup(rdmacore_id *id, const uint8_t *data, int len)
+{
+	struct rdma_conn_param p;
+
+	memset(&p, 0, sizeof p);
+	p.private_data = data;
+	p.private_data_len = len;
+	errno = 0;
+	return result(rdma_connect(ID(id), &p));
+}
+
+int rdmacore_reply(rdmacore_id *id, uint32_t qpn, const uint8_t *data, int len)
+{
+	struct rdma_conn_param p;
+
+	memset(&p, 0, sizeof p);
+	p.private_data = data;
+	p.private_data_len = len;
+	p.qp_num = qpn;
+	errno = 0;
+	return result(rdma_accept(ID(id), &p));
+}
+
+int rdmacore_join(rdmacore_id *id, const rdmacore_addr *group, int send_only, uint64_t token)
+{
+	struct rdma_cm_join_mc_attr_ex attr;
+	union address a;
+	struct sockaddr *sa = to_sockaddr(&a, group);
+
+	if (!sa)
+		return -EINVAL;
+	memset(&attr, 0, sizeof attr);
+	attr.comp_mask = RDMA_CM_JOIN_MC_ATTR_ADDRESS | RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS;
+	attr.join_flags = send_only ? RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER : RDMA_MC_JOIN_FLAG_FULLMEMBER;
+	attr.addr = sa;
+	errno = 0;
+	return result(rdma_join_multicast_ex(ID(id), &attr, (void *)(uintptr_t)token));
+}
+
+int rdmacore_leave(rdmacore_id *id, const rdmacore_addr *group)
+{
+	union address a;
+	struct sockaddr *sa = to_sockaddr(&a, group);
+
+	if (!sa)
+		return -EINVAL;
+	errno = 0;
+	return result(rdma_leave_multicast(ID(id), sa));
+}
+
 static int modify(struct ibv_qp *qp, struct ibv_qp_attr *a, int mask)
 {
 	int rc = ibv_modify_qp(qp, a, mask);
@@ -353,6 +451,29 @@ int rdmacore_qp_init_state(rdmacore_id *id, rdmacore_qp *qp, int atomics)
 		a.qp_access_flags |= IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
 				     (atomics ? IBV_ACCESS_REMOTE_ATOMIC : 0);
 	return modify((struct ibv_qp *)qp, &a, mask);
+}
+
+int rdmacore_qp_datagrams(rdmacore_id *id, rdmacore_qp *p)
+{
+	struct ibv_qp *qp = (struct ibv_qp *)p;
+	struct ibv_qp_attr a;
+	int mask = 0, rc;
+
+	memset(&a, 0, sizeof a);
+	a.qp_state = IBV_QPS_INIT;
+	errno = 0;
+	if (rdma_init_qp_attr(ID(id), &a, &mask))
+		return rdmacore_errno(EIO);
+	rc = modify(qp, &a, mask);
+	if (rc)
+		return rc;
+	a.qp_state = IBV_QPS_RTR;
+	rc = modify(qp, &a, IBV_QP_STATE);
+	if (rc)
+		return rc;
+	a.qp_state = IBV_QPS_RTS;
+	a.sq_psn = 0;
+	return modify(qp, &a, IBV_QP_STATE | IBV_QP_SQ_PSN);
 }
 
 int rdmacore_qp_init_alone(rdmacore_qp *qp, int port, int atomics)

@@ -23,6 +23,7 @@ const (
 	cmConnecting                // active: until Connect returns
 	cmConnected                 // active: established; passive: accepted
 	cmOver                      // disconnected by either side
+	cmAnswered                  // datagrams: the service was looked up, or the request answered
 	cmFailed                    // connecting failed; the request was refused or withdrawn
 )
 
@@ -51,6 +52,8 @@ type cmid struct {
 	dying       bool // C's identifier is being destroyed
 	finished    bool // closed, and nothing is held any more
 	q           *qp
+
+	ud *udcmid // nil of connections
 }
 
 var _ verbs.CMID = (*cmid)(nil)
@@ -336,6 +339,10 @@ func (c *cmid) Reject(private []byte) error {
 
 // onCM takes an event of the connection manager, on its goroutine.
 func (c *cmid) onCM(ev *cmEvent) {
+	if c.ud != nil {
+		c.ud.onCM(ev)
+		return
+	}
 	switch ev.kind {
 	case cmAddrResolved, cmAddrError, cmRouteResolved, cmRouteError, cmResponse:
 		c.stepped(ev)
@@ -359,24 +366,32 @@ func (c *cmid) onCM(ev *cmEvent) {
 	case cmDisconnected:
 		c.ended(nil)
 	case cmRemoval:
-		// The device itself need not say so: rdma_rxe's removal waits, silently, until nobody has it open.
-		c.mu.Lock()
-		dev, err := c.dev, c.failure("connection to", syscall.ENODEV) // Resolve may be about to set what these read
-		c.mu.Unlock()
-		if dev != nil {
-			dev.lost()
-		}
-		c.stepped(ev)
-		c.events.Post(verbs.Event{Type: verbs.EventDeviceRemoval, Err: err})
-		c.mu.Lock()
-		c.removed = true
-		if !c.resolving {
-			c.destroy() // nobody answers any more, and the kernel waits for it
-		}
-		c.mu.Unlock()
+		c.onRemoval(ev)
 	case cmAddrChange:
 		c.events.Post(verbs.Event{Type: verbs.EventAddrChange})
 	}
+}
+
+// onRemoval is told that the device is gone.
+func (c *cmid) onRemoval(ev *cmEvent) {
+	// The device itself need not say so: rdma_rxe's removal waits, silently, until nobody has it open.
+	c.mu.Lock()
+	dev, err := c.dev, c.failure("connection to", syscall.ENODEV) // Resolve may be about to set what these read
+	if c.ud != nil {
+		err = fmt.Errorf("rdmacore: datagrams of %v: %w", c.local, syscall.ENODEV)
+	}
+	c.mu.Unlock()
+	if dev != nil {
+		dev.lost()
+	}
+	c.stepped(ev)
+	c.events.Post(verbs.Event{Type: verbs.EventDeviceRemoval, Err: err})
+	c.mu.Lock()
+	c.removed = true
+	if !c.resolving {
+		c.destroy() // nobody answers any more, and the kernel waits for it
+	}
+	c.mu.Unlock()
 }
 
 // stepped ends a step, if one is waited for.
@@ -511,8 +526,11 @@ func (c *cmid) destroy() {
 	if h := c.h; h != nil {
 		c.h, c.dying = nil, true
 		c.ch.remove(c)
-		removed := c.removed
+		removed, groups := c.removed, c.ud.takeGroups()
 		c.c.reaper.do(func() {
+			for _, m := range groups {
+				_ = coreLeave(h, &m.asked) // nobody is left to tell
+			}
 			if removed {
 				removeID(h)
 			} else {

@@ -239,7 +239,7 @@ typedef struct {
 	uint8_t ip[16];
 	uint32_t scope;
 	uint16_t port; /* host order */
-	uint8_t family; /* 4, 6, 0: none */
+	uint8_t family; /* 4, 6, 0: none; 16: a group's GID as it is */
 } rdmacore_addr;
 
 enum {
@@ -262,14 +262,23 @@ enum {
 	CORE_CM_OTHER,
 };
 
+/* How a datagram's receiver or a group is reached. */
+typedef struct {
+	uint8_t sgid[16], dgid[16]; /* all zero: not known; only with global */
+	uint32_t qpn, qkey, flow_label;
+	uint16_t lid;
+	uint8_t port, traffic_class, hop_limit, sl, path_bits, static_rate, global;
+} rdmacore_ud;
+
 /* An event, copied and acknowledged. */
 typedef struct {
 	uint64_t token; /* of the identifier; of a request: the listener's */
 	uint64_t request; /* rdmacore_id * */
+	uint64_t group; /* token of what was joined or is lost */
 	int32_t kind;
 	int32_t status;
 	uint8_t responder_resources, initiator_depth, flow_control, retry_count, rnr_retry_count, srq;
-	uint32_t qpn, qkey;
+	rdmacore_ud ud; /* of identifiers for datagrams */
 	int32_t private_len;
 	uint8_t private_data[CORE_PRIVATE];
 } rdmacore_event;
@@ -311,6 +320,22 @@ int rdmacore_establish(rdmacore_id *);
 int rdmacore_reject(rdmacore_id *, const uint8_t *data, int len);
 int rdmacore_disconnect(rdmacore_id *);
 int rdmacore_comm_est(rdmacore_id *);
+
+/* Asks for the queue pair of a service, and answers such a request. */
+int rdmacore_lookup(rdmacore_id *, const uint8_t *data, int len);
+int rdmacore_reply(rdmacore_id *, uint32_t qpn, const uint8_t *data, int len);
+
+/*
+ * Joins and leaves a group, without the queue pair. The port of the address is no port but tells memberships of an
+ * identifier apart, for both librdmacm and the kernel compare addresses as a whole.
+ */
+int rdmacore_join(rdmacore_id *, const rdmacore_addr *group, int send_only, uint64_t token);
+int rdmacore_leave(rdmacore_id *, const rdmacore_addr *group);
+/* Makes a queue pair receive what is sent to a group. */
+int rdmacore_attach(rdmacore_qp *, const uint8_t *mgid, int lid);
+int rdmacore_detach(rdmacore_qp *, const uint8_t *mgid, int lid);
+/* Takes a queue pair for datagrams from RESET to RTS, as the identifier's address and port space want it. */
+int rdmacore_qp_datagrams(rdmacore_id *, rdmacore_qp *);
 
 /* Moves a queue pair to INIT, as the identifier's address wants it. */
 int rdmacore_qp_init_state(rdmacore_id *, rdmacore_qp *, int atomics);

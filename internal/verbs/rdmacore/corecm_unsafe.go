@@ -32,6 +32,8 @@ const (
 	cmDisconnected  = C.CORE_CM_DISCONNECTED
 	cmRemoval       = C.CORE_CM_REMOVAL
 	cmAddrChange    = C.CORE_CM_ADDR_CHANGE
+	cmJoined        = C.CORE_CM_JOINED
+	cmJoinError     = C.CORE_CM_JOIN_ERROR
 )
 
 // cmEvent is an event, acknowledged already.
@@ -41,6 +43,8 @@ type cmEvent struct {
 	kind    int
 	status  int // an errno negated, or a reason
 	param   verbs.ConnParam
+	ud      *verbs.UDParam // of identifiers for datagrams: of a service or a group
+	group   uint64         // token of a membership
 }
 
 func coreCreateEC() (ec *coreEC, fd int, err error) {
@@ -67,13 +71,14 @@ func (b *eventBuffer) next(ec *coreEC) (cmEvent, error) {
 	}
 	ev := cmEvent{token: uint64(e.token), request: toID(e.request), kind: int(e.kind), status: int(e.status)}
 	switch ev.kind {
-	case cmRequest, cmResponse, cmEstablished, cmRejected:
+	case cmRequest, cmResponse, cmEstablished, cmRejected, cmUnreachable:
 		ev.param = verbs.ConnParam{
 			PrivateData:        slices.Clone(unsafe.Slice((*byte)(unsafe.Pointer(&e.private_data)), e.private_len)),
 			ResponderResources: uint8(e.responder_resources), InitiatorDepth: uint8(e.initiator_depth),
 			FlowControl: e.flow_control != 0, RetryCount: uint8(e.retry_count), RNRRetryCount: uint8(e.rnr_retry_count),
 		}
 	}
+	b.datagrams(&ev)
 	return ev, nil
 }
 

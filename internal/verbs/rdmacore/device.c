@@ -503,6 +503,24 @@ rdmacore_ref rdmacore_create_ah(rdmacore_pd *pd, const rdmacore_ah_attr *in)
 	return made(ibv_create_ah(PD(pd), &a), ENOMEM);
 }
 
+int rdmacore_attach(rdmacore_qp *qp, const uint8_t *mgid, int lid)
+{
+	union ibv_gid gid;
+
+	memcpy(gid.raw, mgid, sizeof gid.raw);
+	errno = 0;
+	return done(ibv_attach_mcast(QP(qp), &gid, lid));
+}
+
+int rdmacore_detach(rdmacore_qp *qp, const uint8_t *mgid, int lid)
+{
+	union ibv_gid gid;
+
+	memcpy(gid.raw, mgid, sizeof gid.raw);
+	errno = 0;
+	return done(ibv_detach_mcast(QP(qp), &gid, lid));
+}
+
 int rdmacore_destroy_ah(rdmacore_ah *ah)
 {
 	errno = 0;

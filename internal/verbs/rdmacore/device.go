@@ -65,6 +65,7 @@ type device struct {
 	using sync.RWMutex // held by those who make something of ctx
 
 	table table
+	gids  gids
 
 	mu     sync.Mutex
 	shards []*shard
@@ -354,8 +355,10 @@ func (d *device) asyncEvent(kind int, token uint64) {
 		}
 	case asyncDevice:
 		d.lost()
-	case asyncPort, asyncNone:
+	case asyncPort:
+		d.gids.forget()
 		// A port that is down may come back before the transport gives up, which the connections then tell.
+	case asyncNone:
 	}
 }
 

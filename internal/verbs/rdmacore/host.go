@@ -201,3 +201,20 @@ func (h host) status(key string) uint64 {
 	}
 	return 0
 }
+
+// interfaces lists the network interfaces that a device's driver has made, as those of InfiniBand and of RoCE cards are.
+func (h host) interfaces(device string) (names []string) {
+	for _, name := range h.names("sys/class/net") {
+		if slices.Contains(h.names("sys/class/net", name, "device/infiniband"), device) {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// infiniBand tells whether a device has a port that is not Ethernet.
+func (h host) infiniBand(device string) bool {
+	return slices.ContainsFunc(h.names(classDir, device, "ports"), func(port string) bool {
+		return h.line(classDir, device, "ports", port, "link_layer") == "InfiniBand"
+	})
+}

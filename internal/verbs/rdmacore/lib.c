@@ -55,7 +55,9 @@ int rdmacore_headers(void)
 	X(V11, 1, int, ibv_modify_qp, (struct ibv_qp *a, struct ibv_qp_attr *b, int c), (a, b, c))     \
 	X(V11, 1, int, ibv_destroy_qp, (struct ibv_qp *a), (a))                                        \
 	X(V11, 1, struct ibv_ah *, ibv_create_ah, (struct ibv_pd *a, struct ibv_ah_attr *b), (a, b))   \
-	X(V11, 1, int, ibv_destroy_ah, (struct ibv_ah *a), (a))
+	X(V11, 1, int, ibv_destroy_ah, (struct ibv_ah *a), (a))                                        \
+	X(V11, 1, int, ibv_attach_mcast, (struct ibv_qp *a, const union ibv_gid *b, uint16_t c), (a, b, c)) \
+	X(V11, 1, int, ibv_detach_mcast, (struct ibv_qp *a, const union ibv_gid *b, uint16_t c), (a, b, c))
 #define VERBS_VOID(X)                                                                 \
 	X(V11, 1, ibv_free_device_list, (struct ibv_device * *a), (a))                \
 	X(V11, 1, ibv_ack_async_event, (struct ibv_async_event * a), (a))             \
@@ -81,6 +83,8 @@ int rdmacore_headers(void)
 	X(NULL, 1, int, rdma_ack_cm_event, (struct rdma_cm_event *a), (a))                           \
 	X(NULL, 1, int, rdma_set_option, (struct rdma_cm_id *a, int b, int c, void *d, size_t e), (a, b, c, d, e)) \
 	X(NULL, 1, int, rdma_init_qp_attr, (struct rdma_cm_id *a, struct ibv_qp_attr *b, int *c), (a, b, c)) \
+	X(NULL, 1, int, rdma_join_multicast_ex, (struct rdma_cm_id *a, struct rdma_cm_join_mc_attr_ex *b, void *c), (a, b, c)) \
+	X(NULL, 1, int, rdma_leave_multicast, (struct rdma_cm_id *a, struct sockaddr *b), (a, b))    \
 	X(NULL, 1, __be16, rdma_get_src_port, (struct rdma_cm_id *a), (a))                           \
 	X(NULL, 1, __be16, rdma_get_dst_port, (struct rdma_cm_id *a), (a))
 #define CMA_VOID(X)                                                                            \

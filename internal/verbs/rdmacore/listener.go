@@ -65,7 +65,7 @@ func (p *Provider) Listen(ctx context.Context, attr *verbs.ListenAttr) (verbs.Li
 	case errors.Is(err, syscall.ENODEV):
 		return nil, noDevice(fmt.Errorf("no RDMA device has the address %v, there are %q: %w", attr.Local.Addr(), p.host.devices(), err))
 	}
-	return nil, fmt.Errorf("rdmacore: listening on %v: %w", attr.Local, err)
+	return nil, fmt.Errorf("rdmacore: listening on %v: %w", attr.Local, p.spaceFailure(attr.PortSpace, err))
 }
 
 func (c *core) listen(attr *verbs.ListenAttr) (*listener, error) {
@@ -263,6 +263,10 @@ func (l *listener) adopt() (*cmid, error) {
 		c: c, ch: ch, dev: dev, token: newToken(), h: h, req: &param,
 		local: local, remote: remote, gone: make(chan struct{}),
 	}
+	if isUD(l.attr.PortSpace) {
+		id.forDatagrams(l.attr.PortSpace, l.attr.TrafficClass)
+		id.ud.port = port
+	}
 	c.watcher.device(h)
 	ch.add(id)
 	if err := coreMoveID(h, ch.ec, id.token); err != nil {
@@ -330,7 +334,7 @@ func (l *listener) GetRequest(ctx context.Context) (verbs.CMID, error) {
 			case l.room <- struct{}{}:
 			default:
 			}
-			return c, nil
+			return c.public(), nil
 		}
 		l.mu.Unlock()
 		select {

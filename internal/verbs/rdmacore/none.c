@@ -60,6 +60,13 @@ int rdmacore_establish(rdmacore_id *a) { return -ENOSYS; }
 int rdmacore_reject(rdmacore_id *a, const uint8_t *b, int c) { return -ENOSYS; }
 int rdmacore_disconnect(rdmacore_id *a) { return -ENOSYS; }
 int rdmacore_comm_est(rdmacore_id *a) { return -ENOSYS; }
+int rdmacore_lookup(rdmacore_id *a, const uint8_t *b, int c) { return -ENOSYS; }
+int rdmacore_reply(rdmacore_id *a, uint32_t b, const uint8_t *c, int d) { return -ENOSYS; }
+int rdmacore_join(rdmacore_id *a, const rdmacore_addr *b, int c, uint64_t d) { return -ENOSYS; }
+int rdmacore_leave(rdmacore_id *a, const rdmacore_addr *b) { return -ENOSYS; }
+int rdmacore_attach(rdmacore_qp *a, const uint8_t *b, int c) { return -ENOSYS; }
+int rdmacore_detach(rdmacore_qp *a, const uint8_t *b, int c) { return -ENOSYS; }
+int rdmacore_qp_datagrams(rdmacore_id *a, rdmacore_qp *b) { return -ENOSYS; }
 int rdmacore_qp_init_state(rdmacore_id *a, rdmacore_qp *b, int c) { return -ENOSYS; }
 int rdmacore_qp_init_alone(rdmacore_qp *a, int b, int c) { return -ENOSYS; }
 int rdmacore_qp_connect(rdmacore_id *a, rdmacore_qp *b, rdmacore_connect_attr *c) { return -ENOSYS; }

@@ -26,6 +26,7 @@ type pd struct {
 	arenas  []*arena
 	users   int                    // regions, queue pairs and the like
 	objects map[revocable]struct{} // of these those that the device does not know
+	mrs     map[uint32]*mr         // by lkey
 }
 
 // revocable is what goes with its device.
@@ -63,7 +64,7 @@ func (d *device) AllocPD() (verbs.PD, error) {
 		d.release()
 		return nil, d.failure("protection domain", err)
 	}
-	p := &pd{dev: d, h: h}
+	p := &pd{dev: d, h: h, mrs: make(map[uint32]*mr)}
 	d.mu.Lock()
 	d.pds[p] = struct{}{}
 	d.mu.Unlock()
@@ -256,6 +257,7 @@ func (p *pd) RegMR(mem []byte, access verbs.Access) (verbs.MR, error) {
 		return nil, p.dev.failure(what, p.dev.c.p.host.memlock(len(mem), err))
 	}
 	p.add(m)
+	p.list(m)
 	return m, nil
 }
 
@@ -287,8 +289,10 @@ func (m *mr) Close() error {
 	if m.closed {
 		return nil
 	}
+	m.pd.unlist(m) // before another region may have the key
 	if m.h != nil {
 		if err := coreDeregMR(m.h); err != nil && !m.pd.dev.gone.Load() {
+			m.pd.list(m)
 			return m.pd.dev.failure("deregistering memory", err)
 		}
 	}

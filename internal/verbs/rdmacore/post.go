@@ -5,6 +5,7 @@ package rdmacore
 import (
 	"errors"
 	"fmt"
+	"net"
 	"sync"
 	"syscall"
 
@@ -82,7 +83,13 @@ func (q *qp) fill(b *batch, wrs []verbs.SendWR) (n int, bad error) {
 			if !ok || a.pd != q.pd {
 				return n, fmt.Errorf("rdmacore: datagram without an address handle of its domain: %w", syscall.EINVAL)
 			}
-			h = a.h
+			if h = a.h.Load(); h == nil {
+				return n, fmt.Errorf("rdmacore: datagram with a closed address handle: %w", net.ErrClosed)
+			}
+			if wr.RemoteQPN == 0 || wr.RemoteQPN > verbs.MulticastQPN || (wr.RemoteQPN == verbs.MulticastQPN) != a.group {
+				return n, fmt.Errorf("rdmacore: datagram to queue pair %#x: it has 24 bits, is not 0, and %#x of a group and of no other: %w",
+					wr.RemoteQPN, verbs.MulticastQPN, syscall.EINVAL)
+			}
 		}
 		if wr.Inline != nil {
 			if bytes+len(wr.Inline) > coreInline {
@@ -128,7 +135,7 @@ func (q *qp) checkSend(wr *verbs.SendWR) error {
 		if len(wr.Inline) > q.caps.MaxInline {
 			return fmt.Errorf("rdmacore: %d inline bytes, the limit is %d: %w", len(wr.Inline), q.caps.MaxInline, syscall.EINVAL)
 		}
-		return nil
+		return q.checkLength(int64(len(wr.Inline)))
 	}
 	if len(wr.SGL) > q.caps.MaxSendSGE {
 		return fmt.Errorf("rdmacore: %d gather entries, the limit is %d: %w", len(wr.SGL), q.caps.MaxSendSGE, syscall.EINVAL)
@@ -140,7 +147,16 @@ func (q *qp) checkSend(wr *verbs.SendWR) error {
 	if fetch && wr.Op != verbs.OpRead && length < 8 {
 		return fmt.Errorf("rdmacore: %v into %d bytes, not 8: %w", wr.Op, length, syscall.EINVAL)
 	}
-	if limit := q.dev.maxMsg; length > limit {
+	return q.checkLength(length)
+}
+
+// checkLength refuses what is too long for a message, or for the one packet that a datagram is.
+func (q *qp) checkLength(length int64) error {
+	limit := q.dev.maxMsg
+	if mtu := q.mtu.Load(); q.typ == verbs.UD && mtu > 0 {
+		limit = int64(mtu)
+	}
+	if length > limit {
 		return fmt.Errorf("rdmacore: message of %d bytes, the limit is %d: %w", length, limit, syscall.EMSGSIZE)
 	}
 	return nil
@@ -188,7 +204,7 @@ func (q *qp) PostRecv(wrs []verbs.RecvWR) (n int, err error) {
 func (q *qp) postRecv(b *batch, wrs []verbs.RecvWR) (n int, err error) {
 	for n < len(wrs) {
 		room := q.rq.room()
-		k, bad := b.fillRecv(wrs[n:], room, q.caps.MaxRecvSGE, q.rq.put)
+		k, bad := b.fillRecv(wrs[n:], room, q.caps.MaxRecvSGE, q.typ == verbs.UD, q.rq.putRecv)
 		if k > 0 {
 			order.Release()
 			var done int
@@ -209,19 +225,23 @@ func (q *qp) postRecv(b *batch, wrs []verbs.RecvWR) (n int, err error) {
 }
 
 // fillRecv flattens receives as far as they and the queue have room; put gives each its ID. bad is about the
-// one behind those.
-func (b *batch) fillRecv(wrs []verbs.RecvWR, room, maxSGE int, put func(uint64) uint64) (n int, bad error) {
+// one behind those. Those for datagrams begin with room for a GRH.
+func (b *batch) fillRecv(wrs []verbs.RecvWR, room, maxSGE int, ud bool, put func(*verbs.RecvWR) uint64) (n int, bad error) {
 	sges := 0
 	for limit := min(len(wrs), coreBatch, room); n < limit; n++ {
 		wr := &wrs[n]
 		if len(wr.SGL) > maxSGE {
 			return n, fmt.Errorf("rdmacore: %d scatter entries, the limit is %d: %w", len(wr.SGL), maxSGE, syscall.EINVAL)
 		}
+		if ud && len(wr.SGL) > 0 && wr.SGL[0].Length < verbs.GRHLen {
+			return n, fmt.Errorf("rdmacore: the first scatter entry for a datagram has %d bytes, the GRH needs %d: %w",
+				wr.SGL[0].Length, verbs.GRHLen, syscall.EINVAL)
+		}
 		if sges+len(wr.SGL) > coreSGEs {
 			return n, nil
 		}
 		sges = b.addSGL(sges, wr.SGL)
-		b.addRecv(n, put(wr.ID), wr)
+		b.addRecv(n, put(wr), wr)
 	}
 	return n, nil
 }

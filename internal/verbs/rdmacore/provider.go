@@ -1,9 +1,11 @@
 package rdmacore
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
+	"syscall"
 
 	"github.com/go-rdma/rdma/internal/verbs"
 )
@@ -101,4 +103,15 @@ func (p *Provider) check(device string, port int) error {
 		}
 	}
 	return nil
+}
+
+// spaceFailure explains a failure that may be due to the port space: that of IPoIB is there on InfiniBand only, and the kernel
+// has but EINVAL to say.
+func (p *Provider) spaceFailure(ps verbs.PortSpace, err error) error {
+	names := p.host.devices()
+	if ps != verbs.PSIPoIB || !errors.Is(err, syscall.EINVAL) || slices.ContainsFunc(names, p.host.infiniBand) {
+		return err
+	}
+	return fmt.Errorf("port space %v needs InfiniBand, and none of the devices %q is (RoCE has port space %v): %w",
+		ps, names, verbs.PSUDP, errors.ErrUnsupported)
 }

@@ -44,6 +44,9 @@ type qp struct {
 	// connection manager knows of the connection.
 	onCommEst func()
 
+	// onClose is called when the queue pair is closed, with no lock held. It may be nil.
+	onClose func()
+
 	// Posting holds one of the two, all else both. h is nil once closed, or the device was given up.
 	sendMu, recvMu sync.Mutex
 	h              *coreQP
@@ -53,6 +56,8 @@ type qp struct {
 	state          qpState
 	readDepth      int         // of the connection, for READs and atomics
 	failed         atomic.Bool // it is in the error state
+	groups         map[mcast]int
+	ethernet       bool // of datagrams: on RoCE
 }
 
 type qpState uint8
@@ -140,6 +145,9 @@ func (d *device) newQP(p *pd, attr *verbs.QPInitAttr, onCommEst func()) (*qp, er
 			break
 		}
 	}
+	if in.blockLoopback && (errors.Is(err, syscall.EINVAL) || errors.Is(err, errors.ErrUnsupported)) {
+		return fail(unsupported("keeping a queue pair's own multicast datagrams from it, on device " + d.name))
+	}
 	if err != nil {
 		return fail(d.failure("queue pair", d.c.p.host.memlock(wish.bytes(), err)))
 	}
@@ -151,6 +159,9 @@ func (d *device) newQP(p *pd, attr *verbs.QPInitAttr, onCommEst func()) (*qp, er
 	q.sq.init(kindSend, q.caps.MaxSendWR)
 	if shared == nil {
 		q.rq.init(kindRecv, q.caps.MaxRecvWR)
+		if q.typ == verbs.UD {
+			q.rq.keepBuffers()
+		}
 	}
 	if !d.table.add(q) {
 		_ = coreDestroyQP(q.h) // nothing was posted
@@ -287,6 +298,14 @@ func (q *qp) broke() {
 
 // Close implements [verbs.QP].
 func (q *qp) Close() error {
+	err := q.close()
+	if err == nil && q.onClose != nil {
+		q.onClose()
+	}
+	return err
+}
+
+func (q *qp) close() error {
 	q.lock()
 	defer q.unlock()
 	if q.closed {
@@ -294,6 +313,7 @@ func (q *qp) Close() error {
 	}
 	d := q.dev
 	if q.h != nil {
+		q.detachAll() // the kernel does not destroy it before
 		if err := coreDestroyQP(q.h); err != nil && !d.gone.Load() {
 			return d.failure("destroying a queue pair", err)
 		}

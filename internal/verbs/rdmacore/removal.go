@@ -113,6 +113,7 @@ func (q *qp) revoke() {
 	q.lock()
 	defer q.unlock()
 	if q.h != nil {
+		q.detachAll()
 		_ = coreDestroyQP(q.h)
 		q.h = nil
 	}
@@ -159,9 +160,8 @@ func (m *mr) revoke() {
 func (a *ah) revoke() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.h != nil {
-		_ = coreDestroyAH(a.h)
-		a.h = nil
+	if h := a.h.Swap(nil); h != nil {
+		_ = coreDestroyAH(h)
 	}
 }
 

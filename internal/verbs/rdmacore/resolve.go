@@ -23,7 +23,7 @@ const (
 )
 
 func checkSpace(ps verbs.PortSpace) error {
-	if ps != verbs.PSTCP && ps != verbs.PSIB {
+	if ps != verbs.PSTCP && ps != verbs.PSIB && !isUD(ps) {
 		return unsupported("port space " + ps.String())
 	}
 	return nil
@@ -68,48 +68,63 @@ func (p *Provider) Resolve(ctx context.Context, attr *verbs.CMIDAttr) (verbs.CMI
 	c, err := p.core.resolve(ctx, attr)
 	switch {
 	case err == nil:
-		return c, nil
+		return c.public(), nil
 	case errors.Is(err, verbs.ErrNoDevice):
 		return nil, err
 	case errors.Is(err, syscall.ENODEV):
 		return nil, noDevice(fmt.Errorf("no RDMA device has a route to %v, there are %q: %w", attr.Remote.Addr(), p.host.devices(), err))
 	}
-	return nil, fmt.Errorf("rdmacore: resolving %v: %w", attr.Remote, err)
+	return nil, fmt.Errorf("rdmacore: resolving %v: %w", attr.Remote, p.spaceFailure(attr.PortSpace, err))
+}
+
+// endpoints are the addresses that an identifier shall have, as the kernel is asked for them. The zero value of
+// a Local lets it choose; only identifiers for datagrams may have that of a Remote, or a group there.
+func endpoints(attr *verbs.CMIDAttr) (to, from netip.AddrPort, err error) {
+	dst, ud := attr.Remote.Addr().Unmap(), isUD(attr.PortSpace)
+	switch {
+	case !dst.IsValid() && !ud:
+		return to, from, syscall.EINVAL
+	case dst.IsMulticast() && !ud:
+		return to, from, syscall.ENETUNREACH
+	case dst.IsValid() && dst.IsUnspecified(): // this host, as for connect(2)
+		if dst = netip.IPv6Loopback(); attr.Remote.Addr().Is4() {
+			dst = netip.AddrFrom4([4]byte{127, 0, 0, 1})
+		}
+	}
+	to = netip.AddrPortFrom(dst, attr.Remote.Port())
+	src, port := attr.Local.Addr().Unmap(), attr.Local.Port()
+	switch {
+	case src.IsValid() && !src.IsUnspecified():
+		from = netip.AddrPortFrom(src, port)
+	case port == 0 || !dst.IsValid():
+	case dst.Is4(): // only a port was to be chosen
+		from = netip.AddrPortFrom(netip.IPv4Unspecified(), port)
+	default:
+		from = netip.AddrPortFrom(netip.IPv6Unspecified(), port)
+	}
+	for _, a := range []netip.Addr{dst, src} {
+		if err := checkZone(a); err != nil {
+			return to, from, err
+		}
+	}
+	return to, from, nil
 }
 
 func (c *core) resolve(ctx context.Context, attr *verbs.CMIDAttr) (*cmid, error) {
-	to, from := attr.Remote.Addr().Unmap(), attr.Local
-	switch {
-	case !to.IsValid():
-		return nil, syscall.EINVAL
-	case to.IsMulticast():
-		return nil, syscall.ENETUNREACH
-	case to.IsUnspecified(): // this host, as for connect(2)
-		if to = netip.IPv6Loopback(); attr.Remote.Addr().Is4() {
-			to = netip.AddrFrom4([4]byte{127, 0, 0, 1})
-		}
+	to, from, err := endpoints(attr)
+	if err == nil && isUD(attr.PortSpace) {
+		from, err = c.datagramSource(attr, to, from)
 	}
-	if !from.Addr().IsValid() || from.Addr().IsUnspecified() {
-		// Of the family of the peer's, or none if only a port was to be chosen.
-		wild := netip.IPv6Unspecified()
-		if to.Is4() {
-			wild = netip.IPv4Unspecified()
-		}
-		if from = netip.AddrPortFrom(wild, from.Port()); from.Port() == 0 {
-			from = netip.AddrPort{}
-		}
-	} else {
-		from = netip.AddrPortFrom(from.Addr().Unmap(), from.Port())
-	}
-	for _, a := range []netip.Addr{to, from.Addr()} {
-		if err := checkZone(a); err != nil {
-			return nil, err
-		}
+	if err != nil {
+		return nil, err
 	}
 	id := &cmid{
 		c: c, token: newToken(), active: true,
-		remote: netip.AddrPortFrom(to, attr.Remote.Port()),
+		remote: to,
 		step:   make(chan cmEvent, 1), gone: make(chan struct{}), resolving: true,
+	}
+	if isUD(attr.PortSpace) {
+		id.forDatagrams(attr.PortSpace, attr.TrafficClass)
 	}
 	ch, err := c.channel()
 	if err != nil {
@@ -140,22 +155,33 @@ func (c *cmid) resolve(ctx context.Context, from netip.AddrPort, attr *verbs.CMI
 			return fmt.Errorf("traffic class %d: %w", attr.TrafficClass, err)
 		}
 	}
-	err := c.take(ctx, cmAddrResolved, func(ms int) error { return coreResolveAddr(c.h, from, c.remote, ms) })
-	if err != nil {
+	if !c.remote.Addr().IsValid() {
+		if err := coreBind(c.h, from); err != nil {
+			return err
+		}
+	} else if err := c.take(ctx, cmAddrResolved, func(ms int) error { return coreResolveAddr(c.h, from, c.remote, ms) }); err != nil {
 		return err
 	}
 	device, port, _, _ := coreInfo(c.h)
 	if attr.Device != "" && device != attr.Device || attr.Port != 0 && port != attr.Port {
 		return noDevice(fmt.Errorf("%v is reached through %s/%d", c.remote.Addr(), device, port))
 	}
-	if err := c.take(ctx, cmRouteResolved, func(ms int) error { return coreResolveRoute(c.h, ms) }); err != nil {
-		return err
+	if c.ud != nil {
+		c.ud.port = port
+	}
+	if c.ud == nil || c.ud.unicast() { // groups have no route
+		if err := c.take(ctx, cmRouteResolved, func(ms int) error { return coreResolveRoute(c.h, ms) }); err != nil {
+			return err
+		}
 	}
 	dev, err := c.c.use(device)
 	if err != nil {
 		return err
 	}
 	_, _, local, remote := coreInfo(c.h)
+	if !c.remote.Addr().IsValid() {
+		remote = netip.AddrPort{} // not the zero address
+	}
 	c.c.watcher.device(c.h)
 	c.mu.Lock() // events come already
 	defer c.mu.Unlock()

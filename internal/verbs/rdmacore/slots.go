@@ -19,6 +19,7 @@ type slots struct {
 	base  uint64 // of IDs
 	limit uint32
 	ids   []uint64 // the consumer's, a power of two
+	bufs  []buffer // of receives for datagrams, as many; else nil
 
 	posted uint32 // guarded by the lock of those who post
 	done   atomic.Uint32
@@ -60,6 +61,34 @@ func (s *slots) put(id uint64) uint64 {
 	s.posted++
 	return n
 }
+
+// buffer is where a receive begins.
+type buffer struct {
+	addr uint64
+	lkey uint32
+}
+
+// bufferOf is where a receive begins, or nowhere.
+func bufferOf(wr *verbs.RecvWR) buffer {
+	if len(wr.SGL) == 0 {
+		return buffer{}
+	}
+	return buffer{wr.SGL[0].Addr, wr.SGL[0].LKey}
+}
+
+// keepBuffers makes the slots those of receives for datagrams: where one begins is looked at when it has completed.
+func (s *slots) keepBuffers() { s.bufs = make([]buffer, len(s.ids)) }
+
+// putRecv is put for a receive.
+func (s *slots) putRecv(wr *verbs.RecvWR) uint64 {
+	if s.bufs != nil {
+		s.bufs[s.posted&uint32(len(s.ids)-1)] = bufferOf(wr)
+	}
+	return s.put(wr.ID)
+}
+
+// buffer is that of a receive that has completed and is not yet free.
+func (s *slots) buffer(id uint64) buffer { return s.bufs[uint32(id)&uint32(len(s.ids)-1)] }
 
 // back takes the last n places back.
 func (s *slots) back(n int) { s.posted -= uint32(n) }
@@ -152,6 +181,9 @@ func (d *device) translate(wcs []verbs.WC) (n int, failed []*qp) {
 			if w.ID&kindMask == kindSend {
 				w.ID = q.sq.free(w.ID)
 			} else {
+				if q.typ == verbs.UD {
+					q.lookAtGRH(w, q.rq.buffer(w.ID))
+				}
 				w.ID = q.rq.free(w.ID)
 			}
 		case kindSRQ:
@@ -161,6 +193,9 @@ func (d *device) translate(wcs []verbs.WC) (n int, failed []*qp) {
 			d.mu.Unlock()
 			if s == nil {
 				continue
+			}
+			if q != nil && q.typ == verbs.UD {
+				q.lookAtGRH(w, s.buffer(uint32(w.ID&seqMask)))
 			}
 			w.ID = s.free(uint32(w.ID & seqMask))
 		default:

@@ -23,6 +23,7 @@ type srq struct {
 	users  int
 	closed bool
 	ids    []uint64 // the consumer's, by place
+	bufs   []buffer // where the receives begin, by place
 	avail  []uint32 // places that are free: receives complete in any order
 }
 
@@ -56,7 +57,7 @@ func (p *pd) CreateSRQ(attr *verbs.SRQAttr) (verbs.SRQ, error) {
 		p.unuse()
 		return nil, d.failure("shared receive queue", d.c.p.host.memlock(a.MaxWR*16*(1+a.MaxSGE), err))
 	}
-	s.ids = make([]uint64, a.MaxWR)
+	s.ids, s.bufs = make([]uint64, a.MaxWR), make([]buffer, a.MaxWR)
 	for i := a.MaxWR; i > 0; i-- {
 		s.avail = append(s.avail, uint32(i-1))
 	}
@@ -96,7 +97,7 @@ func (s *srq) PostRecv(wrs []verbs.RecvWR) (n int, err error) {
 	}
 	for n < len(wrs) {
 		room := len(s.avail)
-		k, bad := b.fillRecv(wrs[n:], room, s.maxSGE, s.put)
+		k, bad := b.fillRecv(wrs[n:], room, s.maxSGE, false, s.put)
 		if k > 0 {
 			order.Release()
 			var done int
@@ -119,11 +120,18 @@ func (s *srq) PostRecv(wrs []verbs.RecvWR) (n int, err error) {
 
 // put takes a free place. They are taken from the end of the list, the last one first, so that what
 // the driver does not take is the front of what was taken.
-func (s *srq) put(id uint64) uint64 {
+func (s *srq) put(wr *verbs.RecvWR) uint64 {
 	i := s.avail[len(s.avail)-1]
 	s.avail = s.avail[:len(s.avail)-1]
-	s.ids[i] = id
+	s.ids[i], s.bufs[i] = wr.ID, bufferOf(wr)
 	return kindSRQ | s.token<<genShift&^kindMask | uint64(i)
+}
+
+// buffer is where a receive begins that has completed and is not yet free.
+func (s *srq) buffer(i uint32) buffer {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.bufs[i]
 }
 
 // free frees the place of a completed receive and returns the consumer's ID.
@@ -171,98 +179,4 @@ func (s *srq) Close() error {
 	return nil
 }
 
-// ah is an address handle.
-type ah struct {
-	pd *pd
-
-	mu     sync.Mutex
-	h      *coreAH // nil once closed, or its device was given up
-	closed bool
-}
-
-// CreateAH implements [verbs.PD].
-func (p *pd) CreateAH(attr *verbs.AHAttr) (verbs.AH, error) {
-	d := p.dev
-	if err := d.enter(); err != nil {
-		return nil, err
-	}
-	defer d.leave()
-	a := *attr
-	if a.HopLimit == 0 {
-		a.HopLimit = 64
-	}
-	sgid := 0
-	global := a.Remote.IsValid()
-	if global {
-		e, err := d.ownGID(&a)
-		if err != nil {
-			return nil, err
-		}
-		sgid, a.Port = e.index, e.port
-	} else if a.Port == 0 {
-		a.Port = 1
-	}
-	if a.Port < 1 || a.Port > d.attr.ports {
-		return nil, fmt.Errorf("rdmacore: address handle for port %d, device %s has %d: %w", a.Port, d.name, d.attr.ports, syscall.EINVAL)
-	}
-	h, err := p.use()
-	if err != nil {
-		return nil, err
-	}
-	made, err := coreCreateAH(h, &a, a.Port, sgid, global)
-	if err != nil {
-		p.unuse()
-		return nil, d.failure(fmt.Sprintf("address handle for %v", a.Remote), err)
-	}
-	handle := &ah{pd: p, h: made}
-	p.add(handle)
-	return handle, nil
-}
-
-// ownGID finds the entry of the own address, of RoCE version 2 where there is one.
-func (d *device) ownGID(a *verbs.AHAttr) (gidEntry, error) {
-	gids, err := coreGIDs(d.ctx)
-	if err != nil {
-		return gidEntry{}, d.failure("GID table", err)
-	}
-	local := a.Local.Unmap().WithZone("")
-	best := -1
-	for i, g := range gids {
-		if g.gid != local || a.Port != 0 && g.port != a.Port {
-			continue
-		}
-		if best < 0 || g.version > gids[best].version {
-			best = i
-		}
-	}
-	if best < 0 {
-		return gidEntry{}, fmt.Errorf("rdmacore: the GID table of %s does not have %v: %w", d.name, a.Local, syscall.EADDRNOTAVAIL)
-	}
-	return gids[best], nil
-}
-
-// Close implements [verbs.AH].
-func (a *ah) Close() error {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.closed {
-		return nil
-	}
-	if a.h != nil {
-		err := coreDestroyAH(a.h)
-		if err != nil && !a.pd.dev.gone.Load() {
-			if errors.Is(err, syscall.EBUSY) {
-				return fmt.Errorf("rdmacore: address handle: %w", verbs.ErrBusy)
-			}
-			return a.pd.dev.failure("destroying an address handle", err)
-		}
-	}
-	a.h, a.closed = nil, true
-	a.pd.remove(a)
-	return nil
-}
-
-var (
-	_ verbs.SRQ = (*srq)(nil)
-	_ verbs.AH  = (*ah)(nil)
-)
+var _ verbs.SRQ = (*srq)(nil)

@@ -41,7 +41,17 @@ func TestConformance(t *testing.T) {
 	a := netip.MustParseAddr(*addr)
 	verbstest.TestProvider(t, verbstest.Config{
 		Active: p, Passive: p, Listen: a, Dial: a, Unsupported: lacking, NoOverrun: true, UncountedDrops: true, SilentRefusals: true,
-		NoDatagrams: true,
 		LocalErrors: []verbs.Status{verbs.LocProtErr, verbs.LocQPOpErr}, Timeout: 30 * time.Second,
+		Groups: groups(a), RoutedHopLimit: true, NoQKeyRule: true, ShortReceiveFatal: true, NoFreshGroups: true, NoBlockLoopback: true,
 	})
+}
+
+// groups are multicast addresses of the family of like that this device has: on RoCE Linux has none of IPv6.
+func groups(like netip.Addr) (as []netip.Addr) {
+	if like.Is4() {
+		for i := range byte(4) {
+			as = append(as, netip.AddrFrom4([4]byte{239, 77, 0, i + 1}))
+		}
+	}
+	return as
 }
