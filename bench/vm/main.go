@@ -41,6 +41,7 @@ func main() {
 	var p peerOptions
 	flag.StringVar(&p.serve, "serve", "", "be rdmanet's server at this `address` (as well)")
 	flag.StringVar(&p.dial, "dial", "", "be rdmanet's client of this `address` (as well)")
+	flag.StringVar(&p.device, "device", "rdmacore", "rdmanet's `Device`, of a server or client")
 	flag.IntVar(&p.size, "size", 64, "bytes of a transfer, of a server or client")
 	flag.IntVar(&p.count, "count", 1, "transfers in one direction before those in the other")
 	flag.IntVar(&p.iters, "iters", 100, "how often")

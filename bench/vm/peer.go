@@ -18,6 +18,7 @@ import (
 // peerOptions say what one of rdmanet's two programs does: what rstream does with -S size -C count -I iters.
 type peerOptions struct {
 	serve, dial        string
+	device             string
 	size, count, iters int
 	warm               int
 	busy               time.Duration
@@ -25,9 +26,6 @@ type peerOptions struct {
 }
 
 const (
-	// device is a name that no provider but that of real devices has.
-	device = "rdmacore"
-
 	// helloSize is what each test of rstream begins with, in both directions.
 	helloSize = 16
 
@@ -39,6 +37,8 @@ type peerResult struct {
 	USPerTransfer     float64
 	Mallocs, CgoCalls float64 // per transfer, of this process
 	Spins, Parks      float64 // likewise
+	Stalls            float64 // waits for the peer to give space, likewise
+	ReadBuffer        int     // registered in the end
 }
 
 // main runs the peer and prints its result.
@@ -74,10 +74,10 @@ func (p *peerOptions) main(ctx context.Context) error {
 
 func (p *peerOptions) connect(ctx context.Context) (net.Conn, error) {
 	if p.dial != "" {
-		d := rdmanet.Dialer{Device: device, BusyPoll: p.busy, Timeout: peerLimit}
+		d := rdmanet.Dialer{Device: p.device, BusyPoll: p.busy, Timeout: peerLimit}
 		return d.DialContext(ctx, "rdma", p.dial)
 	}
-	lc := rdmanet.ListenConfig{Device: device, BusyPoll: p.busy}
+	lc := rdmanet.ListenConfig{Device: p.device, BusyPoll: p.busy}
 	l, err := lc.Listen(ctx, "rdma", p.serve)
 	if err != nil {
 		return nil, err
@@ -134,6 +134,8 @@ func (p *peerOptions) test(c net.Conn) (*peerResult, error) {
 		CgoCalls:      float64(calls) / n,
 		Spins:         float64(now.Spins-stats.Spins) / n,
 		Parks:         float64(now.Parks-stats.Parks) / n,
+		Stalls:        float64(now.CreditStalls-stats.CreditStalls) / n,
+		ReadBuffer:    now.ReadBuffer,
 	}, nil
 }
 

@@ -45,7 +45,7 @@ buffer that nobody fills or reads; its figures are averages, those of latencies 
 		}
 	}
 	fmt.Fprint(&b, "\nIn rdmanet's processes, for each transfer, medians of all peers:\n\n")
-	fmt.Fprint(&b, "| case | program | calls into C | allocations | waits that spun | that slept |\n|---|---|---|---|---|---|\n")
+	fmt.Fprint(&b, "| case | program | calls into C | allocations | waits that spun | that slept | stalls of a window | KiB of it |\n|---|---|---|---|---|---|---|---|\n")
 	for i := range r.Rows {
 		x := &r.Rows[i]
 		if len(x.Peers) == 0 {
@@ -55,6 +55,7 @@ buffer that nobody fills or reads; its figures are averages, those of latencies 
 		for _, get := range []func(p *peerResult) float64{
 			func(p *peerResult) float64 { return p.CgoCalls }, func(p *peerResult) float64 { return p.Mallocs },
 			func(p *peerResult) float64 { return p.Spins }, func(p *peerResult) float64 { return p.Parks },
+			func(p *peerResult) float64 { return p.Stalls }, func(p *peerResult) float64 { return float64(p.ReadBuffer) / 1024 },
 		} {
 			var v []float64
 			for i := range x.Peers {

@@ -73,7 +73,7 @@ func TestReport(t *testing.T) {
 	for _, want := range []string{
 		"| 64 B half round trip | rdmanet | 200 (100 to 300) µs |  | 1.00 | 2.00 |\n",
 		"| 64 B half round trip | rstream | 200 (100 to 300) µs | 1.00 (0.500 to 2.00) | 1.00 | 2.00 |\n",
-		"| 64 B half round trip | rdmanet | 3.00 | 0 | 0 | 0 |\n",
+		"| 64 B half round trip | rdmanet | 3.00 | 0 | 0 | 0 | 0 | 0 |\n",
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("%q is not in\n%s", want, text)
