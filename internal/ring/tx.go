@@ -120,9 +120,13 @@ func (t *transmitter) baseIdle() bool { return t.base.acked == t.base.staged }
 // hasRoom tells whether something may be borrowed.
 func (t *transmitter) hasRoom() bool { return !t.starved && t.limit-t.borrowed >= rc.MinBlock }
 
-// hasSpace tells whether space returns some.
+// roomy tells whether there is room enough to wake a writer for: a quarter of all, so that it does not run for each
+// chunk that comes back. All that is borrowed does, in the end.
+func (t *transmitter) roomy() bool { return t.hasRoom() && t.limit-t.borrowed >= t.limit/4 }
+
+// hasSpace tells whether there is space without borrowing. With something borrowed a writer waits for that instead.
 func (t *transmitter) hasSpace() bool {
-	return t.cur != nil && t.cur.staged < len(t.cur.mem) || t.baseIdle() || t.hasRoom()
+	return t.cur != nil && t.cur.staged < len(t.cur.mem) || t.baseIdle() && t.borrowed == 0
 }
 
 // space returns the chunk to stage the next of n bytes into; nil: wait for room.

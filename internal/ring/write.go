@@ -17,7 +17,7 @@ func (c *Conn) writeReady() bool {
 
 // ready is writeReady with mu held.
 func (t *transmitter) ready() bool {
-	return t.writable() != nil || t.hasRoom() || !t.roomOnly && t.hasSpace()
+	return t.writable() != nil || t.roomy() || !t.roomOnly && t.hasSpace()
 }
 
 // Write returns when all of p is in send memory or with the device.
