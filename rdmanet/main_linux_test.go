@@ -113,8 +113,8 @@ func left(files int) error {
 	if n := openFiles(); n > files {
 		return fmt.Errorf("%d open files, %d before", n, files)
 	}
-	// That one watches for the removal of devices, as long as there is the process.
-	return goleak.Find(goleak.IgnoreAnyFunction("github.com/go-rdma/rdma/internal/verbs/rdmacore.(*watcher).run"))
+	// That one hears of the removal of devices, as long as there is the process.
+	return goleak.Find(goleak.IgnoreAnyFunction("github.com/go-rdma/rdma/internal/verbs/rdmacore.(*eventChannel).run"))
 }
 
 // listen listens on loopback until the test ends.

@@ -39,7 +39,7 @@ type ListenAttr struct {
 	Local        netip.AddrPort // an unspecified address of a family listens on all of that family
 	DualStack    bool           // with an unspecified address: of both families
 	Backlog      int            // requests kept for GetRequest; more are dropped, so that peers try again
-	TrafficClass uint8
+	TrafficClass uint8          // of the packets to whoever connects; 0: what they ask for
 
 	// Short, if not nil, is told now and then while requests or packets are lost because the process is out of
 	// descriptors or memory. It must not wait. Not every provider can tell.

@@ -19,7 +19,7 @@ import (
 const echoPkg = "github.com/go-rdma/rdma/test/rdmacore/cmd/echo"
 
 // TestTrafficClass looks at the wire: all packets of a connection have the class that its active side asked for, those of the
-// passive side and of the connection manager too. The passive side learns it from the request; a listener's own changes nothing.
+// passive side and of the connection manager too, but for data from a passive side that has a class of its own.
 func TestTrafficClass(t *testing.T) {
 	g, p := vmtest.SharedPeer(t)
 	prog, err := g.Build(t.Context(), echoPkg)
@@ -33,7 +33,9 @@ func TestTrafficClass(t *testing.T) {
 	}{
 		{"rdmacore dials", p.Near.V4, p.Far.V4, false, 0x68, 0},
 		{"rdmacore dials, IPv6", p.Near.V6, p.Far.V6, false, 0xb8, 0},
-		{"rdmacore accepts", p.Near.V4, p.Far.V4, true, 0x20, 0x48},
+		{"rdmacore accepts", p.Near.V4, p.Far.V4, true, 0x20, 0},
+		{"both", p.Near.V4, p.Far.V4, true, 0x20, 0x48},
+		{"both, softroce accepts", p.Near.V6, p.Far.V6, false, 0x20, 0x48},
 		{"none", p.Near.V4, p.Far.V4, false, 0, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -73,7 +75,11 @@ wait $dump || true
 				if k.what != "data" && seen[side+k.what] > 1 {
 					continue // what the kernel answers to a repetition goes back as that came, over IPv4 without the class
 				}
-				assert.Equal(t, c.active, k.class, side+k.what)
+				want := c.active
+				if c.passive != 0 && k.what == "data" && (side == "near ") == c.accepts {
+					want = c.passive
+				}
+				assert.Equal(t, want, k.class, side+k.what)
 			}
 			t.Log(seen)
 			for _, what := range []string{"near data", "far data"} {

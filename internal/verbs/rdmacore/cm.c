@@ -502,6 +502,8 @@ int rdmacore_qp_connect(rdmacore_id *id, rdmacore_qp *qp, rdmacore_connect_attr 
 		a.min_rnr_timer = c->min_rnr_timer;
 	if (mask & IBV_QP_MAX_DEST_RD_ATOMIC && c->max_dest_rd_atomic >= 0)
 		a.max_dest_rd_atomic = c->max_dest_rd_atomic;
+	if (mask & IBV_QP_AV && a.ah_attr.is_global && c->traffic_class)
+		a.ah_attr.grh.traffic_class = c->traffic_class;
 	c->path_mtu = a.path_mtu;
 	rc = modify((struct ibv_qp *)qp, &a, mask);
 	if (rc)

@@ -36,6 +36,7 @@ type cmid struct {
 	active        bool
 	local, remote netip.AddrPort
 	req           *verbs.ConnParam // passive
+	class         uint8            // passive: the listener's traffic class
 	events        verbs.EventQueue
 	step          chan cmEvent  // active: what the step under way has come to; capacity 1
 	gone          chan struct{} // closed by Close
@@ -106,6 +107,7 @@ func (c *cmid) CreateQP(domain verbs.PD, attr *verbs.QPInitAttr) (verbs.QP, erro
 		_ = q.Close() // the first error says more
 		return nil, c.failure("queue pair to", err)
 	}
+	q.class = c.class
 	c.q = q
 	return q, nil
 }
@@ -525,7 +527,7 @@ func (c *cmid) awaitRTU() {
 func (c *cmid) destroy() {
 	if h := c.h; h != nil {
 		c.h, c.dying = nil, true
-		c.ch.remove(c)
+		c.ch.remove(c.token)
 		removed, groups := c.removed, c.ud.takeGroups()
 		c.c.reaper.do(func() {
 			for _, m := range groups {
@@ -554,7 +556,6 @@ func (c *cmid) finish() {
 	if c.dev != nil {
 		c.dev.release()
 	}
-	c.ch.release()
 	c.c.idle.add(-1)
 }
 

@@ -346,6 +346,7 @@ typedef struct {
 	int32_t min_rnr_timer;
 	int32_t max_rd_atomic, max_dest_rd_atomic; /* negative: as the messages say; what came of it */
 	int32_t path_mtu;                          /* code; what came of it */
+	int32_t traffic_class;                     /* 0: as the messages say */
 } rdmacore_connect_attr;
 /* Takes a queue pair through RTR to RTS, as the messages say. */
 int rdmacore_qp_connect(rdmacore_id *, rdmacore_qp *, rdmacore_connect_attr *);

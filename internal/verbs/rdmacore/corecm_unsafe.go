@@ -197,11 +197,11 @@ func coreQPInitAlone(qp *coreQP, port int, atomics bool) error {
 	return errnoOf(C.rdmacore_qp_init_alone(qp, C.int(port), cBool(atomics)))
 }
 
-// coreQPConnect takes a queue pair to RTS. Negative depths leave what the messages say. It returns
+// coreQPConnect takes a queue pair to RTS. Negative depths and a class of 0 leave what the messages say. It returns
 // the path MTU and the depth for READs and atomics.
-func coreQPConnect(id *coreID, qp *coreQP, rnrTimer uint8, maxRDAtomic, maxDestRDAtomic int) (mtu verbs.MTU, depth int, err error) {
+func coreQPConnect(id *coreID, qp *coreQP, rnrTimer, class uint8, maxRDAtomic, maxDestRDAtomic int) (mtu verbs.MTU, depth int, err error) {
 	a := C.rdmacore_connect_attr{
-		min_rnr_timer: C.int32_t(rnrTimer), max_rd_atomic: C.int32_t(maxRDAtomic), max_dest_rd_atomic: C.int32_t(maxDestRDAtomic),
+		min_rnr_timer: C.int32_t(rnrTimer), traffic_class: C.int32_t(class), max_rd_atomic: C.int32_t(maxRDAtomic), max_dest_rd_atomic: C.int32_t(maxDestRDAtomic),
 	}
 	err = errnoOf(C.rdmacore_qp_connect(id, qp, &a))
 	return verbs.MTUFromCode(uint8(a.path_mtu)), int(a.max_rd_atomic), err

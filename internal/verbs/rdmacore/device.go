@@ -25,15 +25,13 @@ type core struct {
 	open map[string]*device
 	ec   *eventChannel
 
-	idle    idle
-	reaper  reaper
-	watcher watcher
+	idle   idle
+	reaper reaper
 }
 
 func (c *core) init(p *Provider) {
 	c.p = p
 	c.open = make(map[string]*device)
-	c.watcher.c = c
 }
 
 // order is where messages pass between goroutines unseen by the race detector.

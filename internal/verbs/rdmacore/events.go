@@ -8,7 +8,8 @@ import (
 	"sync"
 )
 
-// eventChannel is the event channel that all connections share, and the goroutine that reads it.
+// eventChannel is the event channel that all connections share, and the goroutine that reads it. Both stay, once there are any, as
+// long as the process: there is always something to hear of (see watch).
 type eventChannel struct {
 	c     *core
 	ec    *coreEC
@@ -16,52 +17,37 @@ type eventChannel struct {
 	buf   eventBuffer
 	ev    cmEvent
 
-	refs int // guarded by core.mu
-
-	mu  sync.Mutex
-	ids map[uint64]*cmid // by token
+	mu      sync.Mutex
+	ids     map[uint64]listening // by token
+	watched map[*coreCtx]bool    // librdmacm's contexts of devices
 }
 
-// channel returns the event channel, held for the caller.
+// listening is who hears of the events of an identifier, on the channel's goroutine.
+type listening interface{ onCM(ev *cmEvent) }
+
+// channel returns the event channel.
 func (c *core) channel() (*eventChannel, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.ec != nil {
-		c.ec.refs++
 		return c.ec, nil
 	}
 	ec, fd, err := coreCreateEC()
 	if err != nil {
 		return nil, c.p.host.cannotManage(err)
 	}
-	ch := &eventChannel{c: c, ec: ec, refs: 1, ids: make(map[uint64]*cmid)}
-	ch.drain, err = drain(fd, "rdma_cm", func() (err error) { ch.ev, err = ch.buf.next(ec); return err }, ch.dispatch, nil)
-	if err != nil {
+	ch := &eventChannel{c: c, ec: ec, ids: make(map[uint64]listening), watched: make(map[*coreCtx]bool)}
+	if ch.drain, err = newDrainer(fd, "rdma_cm"); err != nil {
 		coreDestroyEC(ec)
 		return nil, err
 	}
 	c.ec = ch
+	go ch.run()
 	return ch, nil
 }
 
-// release gives a hold back. The last one closes the channel, on a goroutine of its own: the
-// caller may be the channel's.
-func (ch *eventChannel) release() {
-	c := ch.c
-	c.mu.Lock()
-	ch.refs--
-	last := ch.refs == 0
-	if last {
-		c.ec = nil
-	}
-	c.mu.Unlock()
-	if last {
-		go func() {
-			ch.drain.close()
-			ch.drain.wait()
-			coreDestroyEC(ch.ec)
-		}()
-	}
+func (ch *eventChannel) run() {
+	ch.drain.run(func() (err error) { ch.ev, err = ch.buf.next(ch.ec); return err }, ch.dispatch, nil)
 }
 
 func (ch *eventChannel) dispatch() {
@@ -73,15 +59,15 @@ func (ch *eventChannel) dispatch() {
 	}
 }
 
-func (ch *eventChannel) add(id *cmid) {
+func (ch *eventChannel) add(token uint64, id listening) {
 	ch.mu.Lock()
-	ch.ids[id.token] = id
+	ch.ids[token] = id
 	ch.mu.Unlock()
 }
 
-func (ch *eventChannel) remove(id *cmid) {
+func (ch *eventChannel) remove(token uint64) {
 	ch.mu.Lock()
-	delete(ch.ids, id.token)
+	delete(ch.ids, token)
 	ch.mu.Unlock()
 }
 

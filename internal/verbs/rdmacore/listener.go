@@ -156,7 +156,9 @@ func (l *listener) open() error {
 		_ = coreDestroyID(h) // the first error says more
 		return err
 	}
-	l.c.watcher.device(h)
+	if ch, err := l.c.channel(); err == nil {
+		ch.watch(h)
+	}
 	_, _, local, _ := coreInfo(h)
 	l.mu.Lock()
 	l.h = h
@@ -260,18 +262,17 @@ func (l *listener) adopt() (*cmid, error) {
 	}
 	param := l.ev.param
 	id := &cmid{
-		c: c, ch: ch, dev: dev, token: newToken(), h: h, req: &param,
+		c: c, ch: ch, dev: dev, token: newToken(), h: h, req: &param, class: l.attr.TrafficClass,
 		local: local, remote: remote, gone: make(chan struct{}),
 	}
 	if isUD(l.attr.PortSpace) {
 		id.forDatagrams(l.attr.PortSpace, l.attr.TrafficClass)
 		id.ud.port = port
 	}
-	c.watcher.device(h)
-	ch.add(id)
+	ch.watch(h)
+	ch.add(id.token, id)
 	if err := coreMoveID(h, ch.ec, id.token); err != nil {
-		ch.remove(id)
-		ch.release()
+		ch.remove(id.token)
 		dev.release()
 		return nil, err
 	}

@@ -37,6 +37,7 @@ type qp struct {
 	num            uint32
 	sendCQ, recvCQ *cq
 	rnrTimer       uint8
+	class          uint8 // of its packets, if not what the peer asked for
 	mtu            atomic.Uint32
 	caps           verbs.QPCap // but for PathMTU
 
@@ -247,7 +248,7 @@ func (q *qp) connect(id *coreID, rdAtomic, destRDAtomic int) error {
 	if err := coreQPInit(id, q.h, q.dev.attr.atomics); err != nil {
 		return err
 	}
-	mtu, depth, err := coreQPConnect(id, q.h, q.rnrTimer, rdAtomic, destRDAtomic)
+	mtu, depth, err := coreQPConnect(id, q.h, q.rnrTimer, q.class, rdAtomic, destRDAtomic)
 	if err != nil {
 		return err
 	}

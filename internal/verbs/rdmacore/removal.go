@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"sync"
 	"syscall"
 
 	"github.com/go-rdma/rdma/internal/verbs"
@@ -165,93 +164,64 @@ func (a *ah) revoke() {
 	}
 }
 
-// watcher has an identifier bound to each device that librdmacm has open, which is every one that was used, until this
-// process ends: it hears of their removal also while nothing else is there to hear of it.
-type watcher struct {
-	c     *core
-	mu    sync.Mutex
-	ec    *coreEC // nil at first
-	buf   eventBuffer
-	ev    cmEvent
-	seen  map[*coreCtx]bool // librdmacm's contexts
-	bound map[uint64]watched
-}
-
-// watched is a device.
+// watched is a device that librdmacm has open, which is every one that was used, until this process ends. An identifier
+// bound to it hears of its removal also while there is no other.
 type watched struct {
+	ch      *eventChannel
 	h       *coreID
+	token   uint64
 	context *coreCtx
 	name    string
 }
 
-// device sees to it that the device is watched which an identifier is bound to. Without it the identifier's
-// own events are all there is.
-func (w *watcher) device(id *coreID) {
-	context := coreContext(id)
-	if context == nil {
+// watch sees to it that the device is watched which an identifier is bound to. Where that fails the
+// identifier's own events are all there is.
+func (ch *eventChannel) watch(id *coreID) {
+	w := &watched{ch: ch, token: newToken(), context: coreContext(id)}
+	if w.context == nil {
 		return
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.seen[context] || w.ec == nil && w.start() != nil {
+	ch.mu.Lock()
+	seen := ch.watched[w.context]
+	ch.watched[w.context] = true
+	ch.mu.Unlock()
+	if seen {
 		return
 	}
 	name, _, local, _ := coreInfo(id)
-	token := newToken()
-	h, err := coreCreateID(w.ec, verbs.PSUDP, token)
-	if err != nil {
-		return
+	h, err := coreCreateID(ch.ec, verbs.PSUDP, w.token)
+	if err == nil {
+		w.h, w.name = h, name
+		ch.add(w.token, w)
+		if err = coreBind(h, netip.AddrPortFrom(local.Addr(), 0)); err == nil && coreContext(h) == w.context {
+			return
+		}
+		_ = coreDestroyID(h) // it is of no use
 	}
-	err = coreBind(h, netip.AddrPortFrom(local.Addr(), 0))
-	if err != nil || coreContext(h) != context {
-		_ = coreDestroyID(h) // it was of no use
-		return
-	}
-	w.seen[context] = true
-	w.bound[token] = watched{h, context, name}
+	w.forget()
 }
 
-// start makes the channel. w.mu is held.
-func (w *watcher) start() error {
-	ec, fd, err := coreCreateEC()
-	if err != nil {
-		return err
-	}
-	d, err := newDrainer(fd, "rdma_cm watcher")
-	if err != nil {
-		coreDestroyEC(ec)
-		return err
-	}
-	w.ec, w.seen, w.bound = ec, make(map[*coreCtx]bool), make(map[uint64]watched)
-	go w.run(d)
-	return nil
+func (w *watched) forget() {
+	w.ch.mu.Lock()
+	defer w.ch.mu.Unlock()
+	delete(w.ch.ids, w.token)
+	delete(w.ch.watched, w.context)
 }
 
-// run reads the events of the identifiers, as long as there is this process.
-func (w *watcher) run(d *drainer) {
-	d.run(func() (err error) { w.ev, err = w.buf.next(w.ec); return err }, w.event, nil)
-}
-
-func (w *watcher) event() {
-	if w.ev.kind != cmRemoval {
+func (w *watched) onCM(ev *cmEvent) {
+	if ev.kind != cmRemoval {
 		return
 	}
-	w.mu.Lock()
-	b, ok := w.bound[w.ev.token]
-	delete(w.bound, w.ev.token)
-	delete(w.seen, b.context)
-	w.mu.Unlock()
-	if !ok {
-		return
-	}
-	w.c.mu.Lock()
-	dev := w.c.open[b.name]
-	w.c.mu.Unlock()
+	w.forget()
+	c := w.ch.c
+	c.mu.Lock()
+	dev := c.open[w.name]
+	c.mu.Unlock()
 	if dev != nil {
 		dev.lost()
 	}
-	w.c.reaper.do(func() {
-		removeID(b.h)
+	c.reaper.do(func() {
+		removeID(w.h)
 		coreForget()
 	})
 }

@@ -131,12 +131,12 @@ func (c *core) resolve(ctx context.Context, attr *verbs.CMIDAttr) (*cmid, error)
 		return nil, noDevice(err)
 	}
 	id.ch = ch
-	ch.add(id)
+	ch.add(id.token, id)
 	if id.h, err = coreCreateID(ch.ec, attr.PortSpace, id.token); err == nil {
 		err = id.resolve(ctx, from, attr)
 	}
 	if err != nil {
-		ch.remove(id)
+		ch.remove(id.token)
 		c.idle.add(1)
 		id.mu.Lock()
 		id.closed = true
@@ -182,7 +182,7 @@ func (c *cmid) resolve(ctx context.Context, from netip.AddrPort, attr *verbs.CMI
 	if !c.remote.Addr().IsValid() {
 		remote = netip.AddrPort{} // not the zero address
 	}
-	c.c.watcher.device(c.h)
+	c.ch.watch(c.h)
 	c.mu.Lock() // events come already
 	defer c.mu.Unlock()
 	c.dev, c.local, c.remote = dev, local, remote

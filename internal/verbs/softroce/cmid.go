@@ -1,6 +1,7 @@
 package softroce
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -35,8 +36,8 @@ type cmid struct {
 	in            *instance
 	space         verbs.PortSpace
 	active        bool
-	far           bool // active: the peer is another host
-	tclass        uint8
+	far           bool      // active: the peer is another host
+	tclass        uint8     // passive: the listener's, or 0
 	mtu           verbs.MTU // active: of the attempt at hand
 	local, remote netip.AddrPort
 	freePort      func()    // active
@@ -248,7 +249,7 @@ func (c *cmid) ready(p *ibcm.ConnectParam, rep *ibcm.REP) error {
 // rcAttr turns what the messages say into the queue pair's attributes.
 func (c *cmid) rcAttr(a *ibcm.QPAttr) *rcAttr {
 	return &rcAttr{
-		path:    qpPath(c.local.Addr(), c.remote.Addr(), a.TrafficClass, a.FlowLabel, c.q.Num(), a.DestQPN),
+		path:    qpPath(c.local.Addr(), c.remote.Addr(), cmp.Or(c.tclass, a.TrafficClass), a.FlowLabel, c.q.Num(), a.DestQPN),
 		destQPN: a.DestQPN, sqPSN: a.SQPSN, rqPSN: a.RQPSN, mtu: verbs.MTUFromCode(a.PathMTU),
 		ackTimeout: a.ACKTimeout, retryCount: a.RetryCount, rnrRetry: a.RNRRetryCount,
 		maxRDAtomic: a.MaxRDAtomic, maxDestRDAtomic: a.MaxDestRDAtomic,

@@ -370,6 +370,27 @@ func TestPathShrinks(t *testing.T) {
 	})
 }
 
+// TestListenerTrafficClass: a listener that has a class sends its own packets with it.
+func TestListenerTrafficClass(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		n := newCMNet(simnet.Options{})
+		l, err := n.b.Listen(background(), &verbs.ListenAttr{PortSpace: verbs.PSTCP, Local: netip.AddrPortFrom(addrB, 0), TrafficClass: 0x48})
+		require.NoError(t, err)
+		id, err := n.a.Resolve(background(), &verbs.CMIDAttr{PortSpace: verbs.PSTCP, Remote: l.Addr(), TrafficClass: 0x68})
+		require.NoError(t, err)
+		x := newSide(t, id)
+		done := x.dial(background())
+		y := accept(t, l)
+		require.NoError(t, done())
+		require.EqualValues(t, 0x68, x.qp.(*qp).rc.path.TrafficClass)
+		require.EqualValues(t, 0x48, y.qp.(*qp).rc.path.TrafficClass)
+		x.close()
+		y.close()
+		require.NoError(t, l.Close())
+		unused(t, n.a, n.b)
+	})
+}
+
 // TestTrafficClass: the active side's traffic class is that of all packets.
 func TestTrafficClass(t *testing.T) {
 	bubble(t, func(t *testing.T) {

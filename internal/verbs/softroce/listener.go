@@ -25,6 +25,7 @@ type listener struct {
 	bound    netip.Addr // without zone; the zero value: both families
 	addr     netip.AddrPort
 	backlog  int
+	tclass   uint8
 	freePort func()
 	short    func(error)
 	wake     chan struct{} // capacity 1: the queue is not empty
@@ -67,7 +68,7 @@ func (p *Provider) listen(in *instance, attr *verbs.ListenAttr) (*listener, erro
 	}
 	l := &listener{
 		p: p, in: in, key: listenKey{attr.PortSpace, port}, bound: bound, addr: netip.AddrPortFrom(addr, port),
-		backlog: attr.Backlog, freePort: free, short: attr.Short, wake: make(chan struct{}, 1), gone: make(chan struct{}),
+		backlog: attr.Backlog, tclass: attr.TrafficClass, freePort: free, short: attr.Short, wake: make(chan struct{}, 1), gone: make(chan struct{}),
 	}
 	if l.backlog <= 0 {
 		l.backlog = defaultBacklog
@@ -118,7 +119,7 @@ func (l *listener) offer(conn *ibcm.Conn, q *ibcm.REQ, port uint16) ibcm.Verdict
 		return verbs.RejInvalidMTU
 	}
 	c := &cmid{
-		p: l.p, in: l.in, space: l.key.space, tclass: q.Primary.TrafficClass, mtu: mtu, l: l, req: q, conn: conn,
+		p: l.p, in: l.in, space: l.key.space, tclass: l.tclass, mtu: mtu, l: l, req: q, conn: conn,
 		local: netip.AddrPortFrom(path.Local, l.key.port), remote: netip.AddrPortFrom(path.Remote, port),
 		gone: make(chan struct{}), undone: 1,
 	}
