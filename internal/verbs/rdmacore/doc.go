@@ -23,4 +23,9 @@
 // Drivers are not obliged to look at a queue that failed, and rdma_rxe's does not: a receive that is posted then
 // waits for ever. So whoever finds a queue pair failed moves it to the error state once more, and so does every post
 // after that, which makes the driver flush what it has.
+//
+// # Datagrams
+//
+// Identifiers of the port spaces UDP and IPoIB are [verbs.UDCMID]. Groups are the kernel's to join: on RoCE it has those of IPv4,
+// no fresh ones, and no port space IPoIB, and says so with numbers that are explained here.
 package rdmacore

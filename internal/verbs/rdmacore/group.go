@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/netip"
 	"syscall"
 
 	"github.com/go-rdma/rdma/internal/verbs"
@@ -103,7 +102,7 @@ func (u *udcmid) join(ctx context.Context, g groupAddr, sendOnly bool) (*verbs.U
 	}
 	if err != nil {
 		u.mu.Lock()
-		u.leave(m)
+		_ = u.leave(m) // the first error says more
 		u.mu.Unlock()
 		return nil, err
 	}
@@ -271,7 +270,7 @@ func (u *udcmid) onGroup(ev *cmEvent) {
 
 // joinFailure explains what the kernel said.
 func (u *udcmid) joinFailure(g groupAddr, sendOnly bool, err error) error {
-	what := ""
+	var what string
 	switch {
 	case u.ethernet() && g.addr.IsUnspecified() && errors.Is(err, syscall.EINVAL):
 		what = "a fresh group is what InfiniBand's subnet administrator gives, on RoCE name one"
@@ -335,70 +334,4 @@ func (q *qp) detachAll() {
 		_ = coreDetach(q.h, g) // as above
 	}
 	clear(q.groups)
-}
-
-// localAddr returns an address of the device, of the family of like if that is valid.
-func (d *device) localAddr(port int, like netip.Addr) (netip.Addr, error) {
-	var first netip.Addr
-	for _, a := range d.addrs(port) {
-		switch {
-		case like.IsValid() && like.Is4() != a.Is4():
-		case a.Is4() || a.IsGlobalUnicast():
-			if !first.IsValid() || a.Is4() && !first.Is4() || first.IsLinkLocalUnicast() {
-				first = a
-			}
-		case !first.IsValid():
-			first = a
-		}
-	}
-	if !first.IsValid() {
-		return first, fmt.Errorf("the interface of device %s has no address that serves: %w", d.name, syscall.EADDRNOTAVAIL)
-	}
-	return first, nil
-}
-
-// addrs lists the addresses through which a device, or a port of it, can be reached: those of its table of GIDs on RoCE,
-// and of the interfaces above it.
-func (d *device) addrs(port int) (addrs []netip.Addr) {
-	gids, err := d.gidTable(false)
-	if err != nil {
-		gids = nil // interfaces have addresses too
-	}
-	for _, g := range gids {
-		if port != 0 && g.port != port || !d.port[g.port-1].ethernet {
-			continue
-		}
-		a := g.gid
-		if a.Is6() && a.IsLinkLocalUnicast() {
-			ifi, err := net.InterfaceByIndex(g.ifindex)
-			if err != nil {
-				continue
-			}
-			a = a.WithZone(ifi.Name)
-		}
-		addrs = append(addrs, a)
-	}
-	for _, name := range d.c.p.host.interfaces(d.name) {
-		ifi, err := net.InterfaceByName(name)
-		if err != nil {
-			continue
-		}
-		as, err := ifi.Addrs()
-		if err != nil {
-			continue
-		}
-		for _, a := range as {
-			n, ok := a.(*net.IPNet)
-			if !ok {
-				continue
-			}
-			if ip, ok := netip.AddrFromSlice(n.IP); ok {
-				if ip = ip.Unmap(); ip.Is6() && ip.IsLinkLocalUnicast() {
-					ip = ip.WithZone(name)
-				}
-				addrs = append(addrs, ip)
-			}
-		}
-	}
-	return addrs
 }

@@ -68,6 +68,25 @@ func TestFindGID(t *testing.T) {
 	}
 }
 
+// TestPortGID: on InfiniBand the own address is the port's, whatever IP address it has; on RoCE it has to be there.
+func TestPortGID(t *testing.T) {
+	ib := netip.MustParseAddr("fe80::2:c903:1:2")
+	d := &device{name: "fake0", port: []portAttrs{{}, {}}}
+	d.gids.list = []gidEntry{{gid: ib, port: 1, index: 1}, {gid: ib, port: 1, index: 0}, {gid: ib, port: 2, index: 0}}
+	for port, want := range []int{1, 1, 2} {
+		e, err := d.ownGID(&verbs.AHAttr{Local: netip.MustParseAddr("10.0.0.9"), Port: port})
+		require.NoError(t, err)
+		require.Equal(t, gidEntry{gid: ib, port: want, index: 0}, e)
+	}
+	d.port[1].ethernet = true
+	_, ok := d.portGID(d.gids.list, 0)
+	require.False(t, ok)
+	_, ok = d.portGID(d.gids.list, 2)
+	require.False(t, ok)
+	_, ok = d.portGID(d.gids.list, 1)
+	require.True(t, ok)
+}
+
 // newTestUD is an identifier of a device that is not there, without C's.
 func newTestUD(ethernet bool) *udcmid {
 	d := &device{name: "fake0", port: []portAttrs{{ethernet: ethernet}}}
