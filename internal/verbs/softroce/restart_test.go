@@ -54,6 +54,7 @@ func TestPeerRestarts(t *testing.T) {
 				restarts := n.Host(addrA)
 				l := mustListen(t, stays, netip.AddrPortFrom(addrB, 7471), nil)
 				var dead []func()
+				guids, qpns, ids := map[uint64]bool{}, map[uint32]bool{}, map[uint32]bool{}
 				for range times {
 					m := &mortal{}
 					p := New(&Config{Open: m.open(restarts)})
@@ -69,6 +70,9 @@ func TestPeerRestarts(t *testing.T) {
 					require.Less(t, time.Since(begin), 100*time.Millisecond)
 					x.ping(y)
 					y.ping(x)
+					guids[p.inst.agent.GUID()] = true
+					qpns[x.qp.Num()&0xffff] = true
+					ids[x.id.(*cmid).conn.ID()&0xffffff] = true
 					m.dead.Store(true)
 					require.NoError(t, m.Conn.Close()) // its port is another's from now on
 					dead = append(dead, func() {
@@ -82,6 +86,10 @@ func TestPeerRestarts(t *testing.T) {
 				stays.mu.Lock()
 				require.Zero(t, stays.inst.agent.Stats().StaleREQs)
 				stays.mu.Unlock()
+				// By any one of these alone the other end, or another implementation of it, could tell them apart.
+				require.Len(t, guids, times)
+				require.Greater(t, len(qpns), times*9/10)
+				require.Greater(t, len(ids), times*9/10)
 				for _, end := range dead {
 					end()
 				}

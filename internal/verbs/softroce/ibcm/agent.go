@@ -24,7 +24,7 @@ type Config struct {
 	Slot  uint8 // the high 8 bits of the agent's communication IDs
 
 	// Send sends one datagram. attempt counts how often the message was sent
-	// before: another attempt is best made on another way, or on several. It is negative
+	// before: another attempt is best made on ways that were not used yet. It is negative
 	// where one datagram must do: for an answer that was asked for again, or one to a peer that has
 	// shown nothing but a request yet. mad does not change
 	// afterwards. It is called without lock and may call back.
@@ -78,9 +78,6 @@ const (
 	maxREPs = 7
 	// loneDREQs is the same for the end of a connection of whose peer nothing but a REQ was seen.
 	loneDREQs = 1
-	// loneWays and againStep keep answers that are sent on one way each from taking the same ones.
-	loneWays  = 3
-	againStep = 5
 	loneWait  = time.Second
 
 	// A REQ to another host is first repeated after farRetry, and so often on one way.

@@ -524,11 +524,8 @@ func (c *Conn) retry(w *work) {
 	}
 	c.attempt++
 	way := c.attempt
-	if way <= c.single {
+	if way <= c.single || c.limit != 0 && way > 1 {
 		way = -way
-	}
-	if c.limit != 0 && way > 1 {
-		way = -(way + loneWays) // behind those that the first repetition took
 	}
 	w.send(c.path, c.mad, way, c)
 	c.interval = min(2*c.interval, c.maxWait)

@@ -161,11 +161,9 @@ func (a *Agent) onRepeatedREQ(p *Path, c *Conn, w *work) {
 
 // again answers a message that was repeated. The attempt is negative: one
 // datagram for each that came, or forged ones would draw more than they are.
-//
-// Each takes another way than the one before, and than most of those that other repetitions take.
 func (c *Conn) again(mad *[MADSize]byte, w *work) {
 	c.answers++
-	w.send(c.path, mad, -againStep*c.answers, nil)
+	w.send(c.path, mad, -c.answers, nil)
 }
 
 // stale ends a connection whose peer has forgotten it: its queue pair asks for
