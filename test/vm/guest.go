@@ -31,6 +31,7 @@ type Config struct {
 	Modules   []string      // to load at boot, besides those of [RDMAModules]
 	NoRDMA    bool          // leave out RDMAModules
 	BootLimit time.Duration // two minutes if 0
+	HangLimit time.Duration // how long it may not answer; two minutes if 0
 	Console   io.Writer     // also gets what the kernel says, as it says it
 	Append    string        // added to the kernel's command line
 	Share     string        // a directory of the host's to use as [Guest.Share], which Close does not remove then
@@ -131,6 +132,9 @@ func (c *Config) defaults() {
 	if c.BootLimit == 0 {
 		c.BootLimit = 2 * time.Minute
 	}
+	if c.HangLimit == 0 {
+		c.HangLimit = proto.Patience
+	}
 	if c.Machine == "" {
 		c.Machine = "q35" // microvm has no clock to calibrate the TSC by and hangs on a busy host
 	}
@@ -180,7 +184,9 @@ func (g *Guest) launch(cfg *Config, k *kernel, initramfs string) error {
 	if err != nil {
 		return fmt.Errorf("vm: %w", err)
 	}
-	if g.session, err = yamux.Client(conn, proto.Mux()); err != nil {
+	mux := proto.Mux()
+	mux.ConnectionWriteTimeout = max(cfg.BootLimit, cfg.HangLimit) // of the first message too, which waits for the boot
+	if g.session, err = yamux.Client(conn, mux); err != nil {
 		_ = conn.Close()
 		return fmt.Errorf("vm: %w", err)
 	}
@@ -268,23 +274,25 @@ func (g *Guest) boot(ctx context.Context, cfg *Config) error {
 	if !stop() { // killed already
 		return g.reason(context.Cause(ctx))
 	}
-	go g.watch()
+	go g.watch(cfg.HangLimit)
 	return nil
 }
 
 // watch asks for signs of life, so that a command in a guest that hangs ends with its console.
-func (g *Guest) watch() {
-	t := time.NewTicker(20 * time.Second)
+func (g *Guest) watch(limit time.Duration) {
+	t := time.NewTicker(limit / 6)
 	defer t.Stop()
 	for {
 		select {
 		case <-g.done:
 			return
 		case <-t.C:
-			if _, err := g.session.Ping(); err != nil {
-				g.kill(fmt.Errorf("%w for %v", ErrHung, proto.Patience))
-				return
-			}
+		}
+		hung := time.AfterFunc(limit, func() { g.kill(fmt.Errorf("%w for %v", ErrHung, limit)) })
+		_, err := g.session.Ping()
+		if hung.Stop() && err != nil {
+			g.kill(fmt.Errorf("%w: %w", ErrHung, err))
+			return
 		}
 	}
 }

@@ -204,6 +204,19 @@ func TestClose(t *testing.T) {
 	assert.NoDirExists(t, g.Share)
 }
 
+// A guest that does not answer any more ends, with its console, and so does what runs in it.
+func TestHang(t *testing.T) {
+	g := vmtest.Start(t, vm.Config{NoRDMA: true, HangLimit: 10 * time.Second})
+	start := time.Now()
+	err := g.Command(t.Context(), "sh", "-c", "echo '<2>this is the end' >/dev/kmsg; kill -STOP $PPID; sleep 1000").Run()
+	require.ErrorIs(t, err, vm.ErrHung)
+	assert.Less(t, time.Since(start), time.Minute)
+	assert.ErrorIs(t, g.Err(), vm.ErrHung)
+	dead := new(vm.GuestError)
+	require.ErrorAs(t, err, &dead)
+	assert.Contains(t, dead.Console, "this is the end")
+}
+
 // A guest that does not come up ends, and its console is part of the error.
 func TestBootFails(t *testing.T) {
 	vmtest.Require(t, vm.Needed...)
