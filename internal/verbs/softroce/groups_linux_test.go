@@ -2,12 +2,14 @@ package softroce_test
 
 import (
 	"errors"
+	"net"
 	"net/netip"
 	"os"
 	"os/exec"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
@@ -30,6 +32,11 @@ func inOwnNetwork(t *testing.T) bool {
 			out, err := exec.Command("ip", strings.Fields(args)...).CombinedOutput()
 			require.NoError(t, err, "ip %s (package iproute2): %s", args, out)
 		}
+		// What is sent before the kernel has noticed the carrier is dropped, and IPv6 has no routes.
+		require.Eventually(t, func() bool {
+			va, err := net.InterfaceByName("va")
+			return err == nil && va.Flags&net.FlagRunning != 0
+		}, 10*time.Second, time.Millisecond)
 		return true
 	}
 	cmd := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v", "-test.timeout=120s")

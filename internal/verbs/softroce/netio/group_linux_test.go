@@ -42,6 +42,21 @@ func groupsOf(t testing.TB, g netip.Addr) (ifs []string) {
 	return ifs
 }
 
+// running waits until the kernel has noticed that interfaces have a carrier: what is sent before is dropped, and IPv6 has no routes.
+func running(t testing.TB, names ...string) {
+	t.Helper()
+	for _, name := range names {
+		for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) { // on this thread, which is in the namespace
+			ifi, err := net.InterfaceByName(name)
+			require.NoError(t, err)
+			if ifi.Flags&net.FlagRunning != 0 {
+				break
+			}
+			require.True(t, time.Now().Before(end), "%s has no carrier", name)
+		}
+	}
+}
+
 func hex(b []byte) string {
 	const digits = "0123456789abcdef"
 	var s strings.Builder
@@ -73,6 +88,8 @@ func TestGroups(t *testing.T) {
 		addAddr(t, wb, netip.MustParsePrefix("fd08::2/64"))
 		addAddr(t, wb, netip.MustParsePrefix("fe80::d/64"))
 	})
+	a.run(func() { running(t, "va", "wa") })
+	b.run(func() { running(t, "vb", "wb") })
 	sa, sv, sw := newSink(), newSink(), newSink()
 	var ua, uv, uw *UDP
 	a.run(func() { ua = listen(t, Config{Handler: sa}) })
@@ -190,6 +207,7 @@ func TestGroupRoute(t *testing.T) {
 	}
 	a, _ := twoHosts(t)
 	a.run(func() {
+		running(t, "va")
 		u := listen(t, Config{Handler: newSink()})
 		for _, c := range []struct {
 			local, group, ifi, from string
