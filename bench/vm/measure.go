@@ -54,6 +54,16 @@ type contestant struct {
 	row  row
 }
 
+func newContestant(p *program, s shape, scale float64) contestant {
+	c := contestant{p: p, s: s, few: s, row: row{Shape: s.name, Program: p.name}}
+	c.s.iters = max(1, int(float64(s.iters)*scale))
+	c.few.count, c.few.iters = 1, 5 // perftest's least
+	if s.stream {
+		c.few.iters = 3
+	}
+	return c
+}
+
 // measure is the guest's part.
 func measure(ctx context.Context, o *options, addr string) error {
 	exe, err := os.Executable()
@@ -71,10 +81,7 @@ func measure(ctx context.Context, o *options, addr string) error {
 			if (s.stream && !p.streams) || (!s.stream && !p.pings) || !pick.MatchString(s.name+", "+p.name) {
 				continue
 			}
-			c := contestant{p: p, s: s, few: s, row: row{Shape: s.name, Program: p.name}}
-			c.s.iters = max(1, int(float64(s.iters)*o.scale))
-			c.few.count, c.few.iters = 1, 3
-			cs = append(cs, c)
+			cs = append(cs, newContestant(p, s, o.scale))
 		}
 		if err := m.compare(ctx, o, cs); err != nil {
 			return err
@@ -133,7 +140,7 @@ func (m *measurement) compare(ctx context.Context, o *options, cs []contestant) 
 }
 
 func (c *contestant) add(x *sample) error {
-	n := float64(c.s.transfers() - c.few.transfers()) // the warming up is in both
+	n := float64(max(1, c.s.transfers()-c.few.transfers())) // the warming up is in both
 	c.row.Figures = append(c.row.Figures, c.s.figure(x.us))
 	c.row.Own = append(c.row.Own, max(0, float64((x.own-c.idle.own).Microseconds())/n))
 	c.row.Guest = append(c.row.Guest, max(0, float64((x.guest-c.idle.guest).Microseconds())/n))

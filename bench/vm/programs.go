@@ -22,7 +22,7 @@ var shapes = []shape{
 	{name: "64 B half round trip", size: 64, count: 1, iters: 200, warm: 20},
 	{name: "stream, 4 KiB", size: 4 << 10, count: 256, iters: 2, warm: 1, stream: true},
 	{name: "stream, 64 KiB", size: 64 << 10, count: 32, iters: 2, warm: 1, stream: true},
-	{name: "stream, 1 MiB", size: 1 << 20, count: 3, iters: 1, warm: 1, stream: true},
+	{name: "stream, 1 MiB", size: 1 << 20, count: 4, iters: 2, warm: 1, stream: true},
 }
 
 // transfers of a sample, in both directions.

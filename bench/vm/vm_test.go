@@ -61,6 +61,16 @@ ib_write_bw -R -F -p 7 -s 4096 -n 48 10.9.0.1`
 	}
 }
 
+// TestShapes: the base of CPU times is a run of fewer transfers.
+func TestShapes(t *testing.T) {
+	for _, s := range shapes {
+		c := newContestant(&program{name: rdmanetName}, s, 0.1)
+		if few, all := c.few.transfers(), c.s.transfers(); few >= all || few < 5 {
+			t.Errorf("%s: %d transfers of %d", s.name, few, all)
+		}
+	}
+}
+
 func TestReport(t *testing.T) {
 	r := &result{Kernel: "Linux 6.1", CPUs: 2, Rows: []row{
 		{

@@ -346,7 +346,7 @@ func TestCalls(t *testing.T) {
 			id++
 		}
 		q.push(batch...)
-		require.EqualValues(t, id, h.next.Load())
+		require.Equal(t, id, h.next.Load())
 		require.Equal(t, 2, dear.calls-before)
 		require.Equal(t, 1, q.arms-arms)
 	}
