@@ -67,6 +67,7 @@ func fewRole() error {
 // TestFewDescriptors: with descriptors for some of its peers a server serves these, and says what it lacks when
 // more come. When some go it has room for others.
 func TestFewDescriptors(t *testing.T) {
+	t.Parallel() // it mostly waits
 	if !inOwnNetwork(t, 3*time.Minute) {
 		return
 	}

@@ -79,7 +79,7 @@ func TestHTTPLossy(t *testing.T) {
 	case long:
 		large, small = 64<<20, 1000
 	case race.Enabled:
-		large, small = 1<<20, 20
+		large, small = 1<<20, 10
 	}
 	for _, o := range badNetworks {
 		t.Run(lossName(o), func(t *testing.T) {

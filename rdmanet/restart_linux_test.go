@@ -11,6 +11,7 @@ import (
 // TestProcessesRestart kills a client, or a server, and starts it again at once, many times. What is left of the one
 // before is in nobody's way: no port is taken, no connection refused as stale.
 func TestProcessesRestart(t *testing.T) {
+	t.Parallel() // it mostly waits
 	const times = 100
 	if !inOwnNetwork(t, 4*time.Minute) {
 		return

@@ -78,10 +78,12 @@ func TestStoppedTooLong(t *testing.T) {
 // TestStoppedBusyServer: a process that is stopped while it has connections over all ways of another one keeps
 // nobody else from that one.
 func TestStoppedBusyServer(t *testing.T) {
+	t.Parallel() // it mostly waits
 	if !inOwnNetwork(t, time.Minute) {
 		return
 	}
 	x, busy, other := startActor(t), startActor(t), startActor(t)
+	x.do(t, "pace 20")
 	for i := range 60 {
 		connectOnce(t, x, busy.addr, i)
 	}
@@ -101,6 +103,7 @@ func TestStoppedBusyServer(t *testing.T) {
 // TestStoppedOnAllWays: processes that are stopped while they have connections over every way that another one has
 // used keep nobody else from that one.
 func TestStoppedOnAllWays(t *testing.T) {
+	t.Parallel() // it mostly waits
 	if !inOwnNetwork(t, 2*time.Minute) {
 		return
 	}

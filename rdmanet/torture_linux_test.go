@@ -31,10 +31,9 @@ type torture struct {
 
 type tortureConn struct{ from, to *actorProcess }
 
-// Bounds of what is waited for. They are generous: the machine may be busy, and a dial that finds no way but through
-// stopped processes at first tries again after 6 s.
+// Bounds of what is waited for. They are generous: the machine may be busy.
 const (
-	dialTime  = 15 * time.Second
+	dialTime  = 5 * time.Second
 	deathTime = 8 * time.Second
 	// stopTime is far below the 17 s for which a connection waits.
 	stopTime = 4 * time.Second
@@ -43,6 +42,7 @@ const (
 // TestProcessesTorture starts, stops and kills processes of one host in any order. Connections between the
 // others go on without a byte missing, ports and slots come back, dials succeed soon.
 func TestProcessesTorture(t *testing.T) {
+	t.Parallel() // it mostly waits
 	rounds, runs := 60, 1
 	switch {
 	case long:

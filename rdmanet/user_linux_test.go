@@ -50,6 +50,7 @@ func secondRole() error {
 
 // TestSecondUser: UDP port 4791 is one user's. Another one learns whose, before anything else.
 func TestSecondUser(t *testing.T) {
+	t.Parallel() // it mostly waits
 	const nobody = 65534
 	if os.Geteuid() != 0 {
 		cannot(t, "another user (run as root)")
