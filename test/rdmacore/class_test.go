@@ -32,11 +32,9 @@ func TestTrafficClass(t *testing.T) {
 		active, passive uint8
 	}{
 		{"rdmacore dials", p.Near.V4, p.Far.V4, false, 0x68, 0},
-		{"rdmacore dials, IPv6", p.Near.V6, p.Far.V6, false, 0xb8, 0},
-		{"rdmacore accepts", p.Near.V4, p.Far.V4, true, 0x20, 0},
+		{"rdmacore accepts", p.Near.V6, p.Far.V6, true, 0xb8, 0},
 		{"both", p.Near.V4, p.Far.V4, true, 0x20, 0x48},
-		{"both, softroce accepts", p.Near.V6, p.Far.V6, false, 0x20, 0x48},
-		{"none", p.Near.V4, p.Far.V4, false, 0, 0},
+		{"none", p.Near.V6, p.Far.V6, false, 0, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

@@ -80,7 +80,7 @@ func TestExec(t *testing.T) {
 		}
 	}
 	require.Greater(t, ours, 2, "descriptors that could be inherited")
-	for range 30 {
+	for range 12 {
 		out, err := exec.Command("ls", "-l", "/proc/self/fd").Output()
 		require.NoError(t, err)
 		for l := range strings.Lines(string(out)) {
