@@ -15,9 +15,17 @@
 #define EC(p) ((struct rdma_event_channel *)(p))
 #define ID(p) ((struct rdma_cm_id *)(p))
 
+/* Why a call failed. Of an identifier whose device is being removed the kernel says ENXIO, often before the event that tells. */
+static int failed(void)
+{
+	int err = rdmacore_errno(EIO);
+
+	return err == -ENXIO ? -ENODEV : err;
+}
+
 static int result(int rc)
 {
-	return rc ? rdmacore_errno(EIO) : 0;
+	return rc ? failed() : 0;
 }
 
 union address {
@@ -445,7 +453,7 @@ int rdmacore_qp_init_state(rdmacore_id *id, rdmacore_qp *qp, int atomics)
 	a.qp_state = IBV_QPS_INIT;
 	errno = 0;
 	if (rdma_init_qp_attr(ID(id), &a, &mask))
-		return rdmacore_errno(EIO);
+		return failed();
 	/* What peers may do is for each region to say. */
 	if (mask & IBV_QP_ACCESS_FLAGS)
 		a.qp_access_flags |= IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
@@ -463,7 +471,7 @@ int rdmacore_qp_datagrams(rdmacore_id *id, rdmacore_qp *p)
 	a.qp_state = IBV_QPS_INIT;
 	errno = 0;
 	if (rdma_init_qp_attr(ID(id), &a, &mask))
-		return rdmacore_errno(EIO);
+		return failed();
 	rc = modify(qp, &a, mask);
 	if (rc)
 		return rc;
@@ -497,7 +505,7 @@ int rdmacore_qp_connect(rdmacore_id *id, rdmacore_qp *qp, rdmacore_connect_attr 
 	a.qp_state = IBV_QPS_RTR;
 	errno = 0;
 	if (rdma_init_qp_attr(ID(id), &a, &mask))
-		return rdmacore_errno(EIO);
+		return failed();
 	if (mask & IBV_QP_MIN_RNR_TIMER)
 		a.min_rnr_timer = c->min_rnr_timer;
 	if (mask & IBV_QP_MAX_DEST_RD_ATOMIC && c->max_dest_rd_atomic >= 0)
@@ -513,7 +521,7 @@ int rdmacore_qp_connect(rdmacore_id *id, rdmacore_qp *qp, rdmacore_connect_attr 
 	a.qp_state = IBV_QPS_RTS;
 	errno = 0;
 	if (rdma_init_qp_attr(ID(id), &a, &mask))
-		return rdmacore_errno(EIO);
+		return failed();
 	if (mask & IBV_QP_MAX_QP_RD_ATOMIC && c->max_rd_atomic >= 0)
 		a.max_rd_atomic = c->max_rd_atomic;
 	c->max_rd_atomic = a.max_rd_atomic;

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"syscall"
+	"time"
 
 	"github.com/go-rdma/rdma/internal/verbs"
 )
@@ -88,8 +89,11 @@ func (u *udcmid) join(ctx context.Context, g groupAddr, sendOnly bool) (*verbs.U
 		return nil, err
 	}
 	m, err := u.begin(g, sendOnly)
-	if err != nil {
+	if m == nil {
 		return nil, err
+	}
+	if err != nil {
+		return nil, u.refused(m, err)
 	}
 	var p *verbs.UDParam
 	select {
@@ -109,7 +113,7 @@ func (u *udcmid) join(ctx context.Context, g groupAddr, sendOnly bool) (*verbs.U
 	return p, nil
 }
 
-// begin asks for the membership.
+// begin asks for the membership. One that comes with an error was refused by the kernel.
 func (u *udcmid) begin(g groupAddr, sendOnly bool) (*membership, error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -138,11 +142,30 @@ func (u *udcmid) begin(g groupAddr, sendOnly bool) (*membership, error) {
 	}
 	m := &membership{token: newToken(), asked: g, sendOnly: sendOnly, done: make(chan cmEvent, 1)}
 	u.groups[m.token] = m // the event may come at once
-	if err := coreJoin(u.h, &m.asked, sendOnly, m.token); err != nil {
-		delete(u.groups, m.token)
-		return nil, err
+	return m, coreJoin(u.h, &m.asked, sendOnly, m.token)
+}
+
+// removalWord is how long word of a removal may take to come. The kernel refuses with EINVAL meanwhile, which may also be for another reason.
+const removalWord = 200 * time.Millisecond
+
+// refused is why the kernel refuses a membership, which is forgotten.
+func (u *udcmid) refused(m *membership, err error) error {
+	fresh := m.asked.addr.IsUnspecified() && u.ethernet() // no wonder
+	if errors.Is(err, syscall.EINVAL) && !fresh {
+		t := time.NewTimer(removalWord)
+		defer t.Stop()
+		select {
+		case <-m.done: // nothing else can be said of it
+			err = syscall.ENODEV
+		case <-t.C:
+		case <-u.gone:
+			err = net.ErrClosed
+		}
 	}
-	return m, nil
+	u.mu.Lock()
+	delete(u.groups, m.token)
+	u.mu.Unlock()
+	return err
 }
 
 // joined makes the queue pair receive from the group, if it has come to that.

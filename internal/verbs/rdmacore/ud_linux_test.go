@@ -8,6 +8,8 @@ import (
 	"net/netip"
 	"syscall"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -166,6 +168,33 @@ func TestLostMembership(t *testing.T) {
 	u.onCM(&cmEvent{kind: cmAddrChange})
 	require.Equal(t, verbs.EventAddrChange, (<-events).Type)
 	require.Empty(t, events)
+}
+
+// TestRefusedMembership: the kernel's EINVAL may mean that the device goes, of which word comes later.
+func TestRefusedMembership(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, c := range []struct {
+			group     string
+			err, want error
+			removal   bool
+			took      time.Duration
+		}{
+			{"239.0.0.1", syscall.EINVAL, syscall.ENODEV, true, 0},
+			{"239.0.0.1", syscall.EINVAL, syscall.EINVAL, false, removalWord},
+			{"0.0.0.0", syscall.EINVAL, syscall.EINVAL, true, 0},
+			{"239.0.0.1", syscall.ENOMEM, syscall.ENOMEM, true, 0},
+		} {
+			u, begin := newTestUD(true), time.Now()
+			m := &membership{token: 1, asked: groupAddr{addr: netip.MustParseAddr(c.group)}, done: make(chan cmEvent, 1)}
+			u.groups[1] = m
+			if c.removal {
+				m.end(cmEvent{kind: cmRemoval})
+			}
+			require.Equal(t, c.want, u.refused(m, c.err))
+			require.Equal(t, c.took, time.Since(begin))
+			require.Empty(t, u.groups)
+		}
+	})
 }
 
 // TestAnswer: what a SIDR_REP says.
