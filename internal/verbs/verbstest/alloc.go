@@ -67,7 +67,7 @@ func testAllocations(s *suite, t *testing.T) {
 	// The best of several runs: what fills a pool, or what others do meanwhile, is
 	// not the messages' cost.
 	best := testing.AllocsPerRun(1, exchange)
-	for range 9 {
+	for i := 0; i < 9 && best > 2; i++ {
 		best = min(best, testing.AllocsPerRun(1, exchange))
 	}
 	require.NoError(t, failed)

@@ -663,7 +663,7 @@ func testFetchAllocations(s *suite, t *testing.T) {
 		}
 	}
 	best := testing.AllocsPerRun(1, exchange)
-	for range 9 {
+	for i := 0; i < 9 && best > 30; i++ {
 		best = min(best, testing.AllocsPerRun(1, exchange))
 	}
 	require.NoError(t, failed)

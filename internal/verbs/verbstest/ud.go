@@ -612,7 +612,7 @@ func testUDNoAllocations(s *suite, t *testing.T) {
 		}
 	}
 	best := testing.AllocsPerRun(1, exchange)
-	for range 9 {
+	for i := 0; i < 9 && best > 2; i++ {
 		best = min(best, testing.AllocsPerRun(1, exchange))
 	}
 	require.NoError(t, failed)
