@@ -101,7 +101,7 @@ func SharedPair(tb testing.TB, cfg vm.PairConfig) (a, b *vm.Guest) {
 	tb.Helper()
 	shared.Lock()
 	defer shared.Unlock()
-	if shared.err == nil && (shared.pair == nil || shared.pair[0].Err() != nil || shared.pair[1].Err() != nil) {
+	if shared.err == nil && (len(shared.pair) != 2 || shared.pair[0].Err() != nil || shared.pair[1].Err() != nil) {
 		for _, g := range shared.pair {
 			_ = g.Close()
 		}
