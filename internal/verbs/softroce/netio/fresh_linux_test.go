@@ -46,7 +46,7 @@ func TestFresh(t *testing.T) {
 			paths[i] = &Path{Local: a, Remote: a}
 			mine[p.a.Fresh(paths[i])]++
 		}
-		require.Len(t, mine, maxFresh-1, "and one is of the path above")
+		require.Contains(t, []int{maxFresh - 1, maxFresh}, len(mine), "one is that of the path above, which may be shared too")
 		require.LessOrEqual(t, fds(t), idle+maxFresh)
 		for _, q := range paths {
 			require.Contains(t, seen, from(path), "nobody took it")
