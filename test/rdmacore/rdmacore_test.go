@@ -59,7 +59,7 @@ func TestConformance(t *testing.T) {
 		runTests(t, g, 10*time.Minute, nil, prog, "-addr="+p.Near.V4.String(), "-test.run=^TestConformance$")
 	})
 	t.Run("IPv6", func(t *testing.T) {
-		which := "^TestConformance$/^(Device|Data|CM|Many)"
+		which := "^TestConformance$/^(Device|Data|CM|Many|UD|Multicast)$"
 		if long {
 			which = "^TestConformance$"
 		}
