@@ -104,13 +104,14 @@ type measurement struct {
 
 // compare takes the samples of all contestants in turns, in another order each round.
 func (m *measurement) compare(ctx context.Context, o *options, cs []contestant) error {
-	for i := range cs {
-		// This also brings the programs into memory.
-		idle, err := m.sample(ctx, &cs[i], &cs[i].few, "")
-		if err != nil {
-			return err
+	for range 2 { // the first brings the programs into memory
+		for i := range cs {
+			idle, err := m.sample(ctx, &cs[i], &cs[i].few, "")
+			if err != nil {
+				return err
+			}
+			cs[i].idle = idle
 		}
-		cs[i].idle = idle
 	}
 	for round := range o.rounds {
 		order := make([]int, len(cs))
@@ -140,7 +141,7 @@ func (m *measurement) compare(ctx context.Context, o *options, cs []contestant) 
 }
 
 func (c *contestant) add(x *sample) error {
-	n := float64(max(1, c.s.transfers()-c.few.transfers())) // the warming up is in both
+	n := float64(max(1, c.p.done(&c.s)-c.p.done(&c.few)))
 	c.row.Figures = append(c.row.Figures, c.s.figure(x.us))
 	c.row.Own = append(c.row.Own, max(0, float64((x.own-c.idle.own).Microseconds())/n))
 	c.row.Guest = append(c.row.Guest, max(0, float64((x.guest-c.idle.guest).Microseconds())/n))

@@ -28,6 +28,14 @@ var shapes = []shape{
 // transfers of a sample, in both directions.
 func (s *shape) transfers() int { return 2 * s.count * s.iters }
 
+// done is what a program transfers in all.
+func (p *program) done(s *shape) int {
+	if p.warms {
+		return s.transfers() + 2*s.count*s.warm
+	}
+	return s.transfers()
+}
+
 // unit of the figure.
 func (s *shape) unit() string {
 	if s.stream {
@@ -57,6 +65,7 @@ type program struct {
 	name    string
 	streams bool // it does streams
 	pings   bool // and round trips
+	warms   bool // it does what shape.warm says
 	args    func(s *shape, addr string, port int, client bool) []string
 
 	// read finds microseconds per transfer in what the client wrote.
@@ -73,8 +82,8 @@ const (
 // programs are what is compared. exe is this program.
 func programs(exe string) []program {
 	ps := []program{
-		{name: rdmanetName, streams: true, pings: true, args: goArgs(exe, 0), read: readGo},
-		{name: "rdmanet, BusyPoll -1", pings: true, args: goArgs(exe, -1), read: readGo},
+		{name: rdmanetName, streams: true, pings: true, warms: true, args: goArgs(exe, 0), read: readGo},
+		{name: "rdmanet, BusyPoll -1", pings: true, warms: true, args: goArgs(exe, -1), read: readGo},
 		{name: rstreamName, streams: true, pings: true, args: rstreamArgs(), read: readRstream},
 		{name: blockName, streams: true, pings: true, args: rstreamArgs("-T", "b"), read: readRstream},
 	}

@@ -68,6 +68,9 @@ func TestShapes(t *testing.T) {
 		if few, all := c.few.transfers(), c.s.transfers(); few >= all || few < 5 {
 			t.Errorf("%s: %d transfers of %d", s.name, few, all)
 		}
+		if got, want := (&program{warms: true}).done(&s), s.transfers()+2*s.warm*s.count; got != want {
+			t.Errorf("%s: %d transfers with warming up, want %d", s.name, got, want)
+		}
 	}
 }
 
