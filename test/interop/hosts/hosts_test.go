@@ -33,8 +33,9 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
-	defer func() { _ = os.RemoveAll(share) }() // temporary either way
-	vmtest.Main(m)
+	code := vmtest.Status(m)
+	_ = os.RemoveAll(share) // temporary either way
+	os.Exit(code)
 }
 
 // host is a guest and the device of its programs.

@@ -31,8 +31,11 @@ var shared struct {
 	pair  []*vm.Guest
 }
 
-// Main runs the tests of a package and ends the guest that they have shared. It does not return.
-func Main(m *testing.M) {
+// Main runs the tests of a package and ends the guests that they have shared. It does not return.
+func Main(m *testing.M) { os.Exit(Status(m)) }
+
+// Status is Main for those who have more to do: it returns the exit status.
+func Status(m *testing.M) int {
 	code := m.Run()
 	shared.Lock()
 	if shared.guest != nil {
@@ -42,7 +45,7 @@ func Main(m *testing.M) {
 		_ = g.Close()
 	}
 	shared.Unlock()
-	os.Exit(code)
+	return code
 }
 
 // Shared returns the guest of this package's tests. What a test changes in it, it must change back. A guest
