@@ -140,7 +140,7 @@ func TestMessagesOnTheWire(t *testing.T) {
 			// Half of its first segment is full: the Conn publishes another.
 			p.write(p.theirs.buf.addr+5, p.theirs.buf.key, pattern(0, segInitial/2))
 			p.message(o, segInitial/2)
-			require.EqualValues(t, immSGL<<immShift|windowInitial+2, take())
+			require.Equal(t, uint32(immSGL<<immShift|windowInitial+2), take())
 			d := parseDescriptor(p.mem[descriptorLen:], o)
 			require.True(t, d.valid() && d.length >= segInitial, "%+v", d)
 			readN(t, s, segInitial/2)
@@ -149,7 +149,7 @@ func TestMessagesOnTheWire(t *testing.T) {
 			_, err := s.Read(make([]byte, 1))
 			require.Equal(t, io.EOF, err)
 			require.NoError(t, s.CloseWrite())
-			require.EqualValues(t, immCtrl<<immShift|ctrlDisconnect, take())
+			require.Equal(t, uint32(immCtrl<<immShift|ctrlDisconnect), take())
 		})
 	}
 }
