@@ -62,6 +62,10 @@ type device struct {
 	ctx   *coreCtx
 	using sync.RWMutex // held by those who make something of ctx
 
+	// groupsMu lets one queue pair at a time attach or detach. rdma_rxe of Linux 6.1 may attach one to a group that it
+	// is about to forget because its last member leaves: the queue pair then hears nothing, and cannot be destroyed.
+	groupsMu sync.Mutex
+
 	table table
 	gids  gids
 

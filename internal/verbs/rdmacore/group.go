@@ -321,7 +321,10 @@ func (q *qp) attach(g mcast) error {
 		return q.dev.closedError()
 	}
 	if q.groups[g] == 0 {
-		if err := coreAttach(q.h, g); err != nil {
+		q.dev.groupsMu.Lock()
+		err := coreAttach(q.h, g)
+		q.dev.groupsMu.Unlock()
+		if err != nil {
 			if errors.Is(err, syscall.ENOMEM) || errors.Is(err, syscall.ENOSPC) {
 				return fmt.Errorf("no more groups or members (max_mcast_grp, max_mcast_qp_attach of ibv_devinfo -v): %w", err)
 			}
@@ -346,15 +349,21 @@ func (q *qp) detach(g mcast) {
 	default:
 		delete(q.groups, g)
 		if q.h != nil {
-			_ = coreDetach(q.h, g) // it was there, so only a device that is gone fails
+			q.coreDetach(g)
 		}
 	}
+}
+
+func (q *qp) coreDetach(g mcast) {
+	q.dev.groupsMu.Lock()
+	defer q.dev.groupsMu.Unlock()
+	_ = coreDetach(q.h, g) // it was there, so only a device that is gone fails
 }
 
 // detachAll lets the queue pair be destroyed. Both locks are held.
 func (q *qp) detachAll() {
 	for g := range q.groups {
-		_ = coreDetach(q.h, g) // as above
+		q.coreDetach(g)
 	}
 	clear(q.groups)
 }
