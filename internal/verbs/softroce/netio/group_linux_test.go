@@ -13,6 +13,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+
+	"github.com/go-rdma/rdma/internal/testnet"
 )
 
 // groupsOf are the memberships in a group, as the calling thread's namespace tells them: of which interfaces.
@@ -71,7 +73,7 @@ func hex(b []byte) string {
 
 // TestGroups: two hosts on two wires. A membership is one of an interface, in each process by itself.
 func TestGroups(t *testing.T) {
-	if !child(t, ownNetwork()) {
+	if !child(t, testnet.Attr(0, 0)) {
 		return
 	}
 	a, b := twoHosts(t)
@@ -207,7 +209,7 @@ func TestGroups(t *testing.T) {
 
 // TestGroupRoute: which interface leads to a group.
 func TestGroupRoute(t *testing.T) {
-	if !child(t, ownNetwork()) {
+	if !child(t, testnet.Attr(0, 0)) {
 		return
 	}
 	a, _ := twoHosts(t)
