@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"syscall"
 	"testing"
@@ -59,7 +60,7 @@ func (w *world) capture(t *testing.T) (stop func(kinds ...string) (repeated int)
 			require.Len(t, f, 7, line)
 			require.Equal(t, "RRoCE", f[1], line)
 			require.Empty(t, f[3], "malformed: %s", line)
-			require.Empty(t, f[5], "tshark warns: %s", line)
+			require.Empty(t, traceroute.ReplaceAllString(f[5], ""), "tshark warns: %s", line)
 			for _, kind := range kinds {
 				seen[kind] = seen[kind] || strings.Contains(f[2], kind)
 			}
@@ -77,6 +78,10 @@ func (w *world) capture(t *testing.T) (stop func(kinds ...string) (repeated int)
 		return repeated
 	}
 }
+
+// traceroute is what tshark thinks of every UDP datagram with a port from 33434 on, which lies among those that Linux gives to
+// sockets.
+var traceroute = regexp.MustCompile(`^Possible traceroute: hop #\d+, attempt #\d+$`)
 
 const last = "This is the last packet."
 
