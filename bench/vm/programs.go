@@ -19,10 +19,10 @@ type shape struct {
 }
 
 var shapes = []shape{
-	{name: "64 B half round trip", size: 64, count: 1, iters: 200, warm: 20},
-	{name: "stream, 4 KiB", size: 4 << 10, count: 256, iters: 2, warm: 1, stream: true},
-	{name: "stream, 64 KiB", size: 64 << 10, count: 32, iters: 2, warm: 1, stream: true},
-	{name: "stream, 1 MiB", size: 1 << 20, count: 4, iters: 2, warm: 1, stream: true},
+	{name: "64 B half round trip", size: 64, count: 1, iters: 3000, warm: 300},
+	{name: "stream, 4 KiB", size: 4 << 10, count: 256, iters: 6, warm: 1, stream: true},
+	{name: "stream, 64 KiB", size: 64 << 10, count: 32, iters: 6, warm: 1, stream: true},
+	{name: "stream, 1 MiB", size: 1 << 20, count: 4, iters: 4, warm: 1, stream: true},
 }
 
 // transfers of a sample, in both directions.
@@ -83,6 +83,7 @@ const (
 func programs(exe string) []program {
 	ps := []program{
 		{name: rdmanetName, streams: true, pings: true, warms: true, args: goArgs(exe, 0), read: readGo},
+		{name: "rdmanet, BusyPoll 100ms", streams: true, pings: true, warms: true, args: goArgs(exe, 100*time.Millisecond), read: readGo},
 		{name: "rdmanet, BusyPoll -1", pings: true, warms: true, args: goArgs(exe, -1), read: readGo},
 		{name: rstreamName, streams: true, pings: true, args: rstreamArgs(), read: readRstream},
 		{name: blockName, streams: true, pings: true, args: rstreamArgs("-T", "b"), read: readRstream},

@@ -31,9 +31,9 @@ Processors are emulated and the host's are shared with others, so ratios count a
 
 What differs: rstream and rdmanet do the same transfers, a number one way and then as many back. rdmanet does some more beforehand, for
 its rings start at 16 KiB and grow with use up to 1 MiB each; rstream cannot, and has its whole buffers from the start (SO_SNDBUF
-and SO_RCVBUF of 512 KiB, which make rings of 1 MiB). rstream polls without end (MSG_DONTWAIT), or blocks after 10 µs (-T b); rdmanet polls for 5
-to 50 µs where that has paid, or never (BusyPoll -1). perftest writes one way, as many bytes in all, 128 requests deep, from a
-buffer that nobody fills or reads; its figures are averages, those of latencies of halves of round trips; -e is with events.
+and SO_RCVBUF of 512 KiB, which make rings of 1 MiB). rstream polls without end (MSG_DONTWAIT), or blocks after 10 µs (-T b); rdmanet polls
+without end too (BusyPoll 100ms), or where that makes waits shorter, for 1 ms at most (no BusyPoll), or never (BusyPoll -1). perftest writes one
+way, as many bytes in all, 128 requests deep, from a buffer that nobody fills or reads; its figures are averages, those of latencies of halves of round trips; -e is with events.
 `, o.rounds)
 	fmt.Fprint(&b, "\n| case | program | figure | rdmanet | CPU, processes | CPU, guest |\n|---|---|---|---|---|---|\n")
 	for _, s := range shapes {

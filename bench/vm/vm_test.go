@@ -53,6 +53,7 @@ func TestArguments(t *testing.T) {
 		}
 	}
 	want := `/bench -dial 10.9.0.1:7 -busy 0s -size 4096 -count 8 -iters 3 -warm 1
+/bench -dial 10.9.0.1:7 -busy 100ms -size 4096 -count 8 -iters 3 -warm 1
 rstream -s 10.9.0.1 -p 7 -S 4096 -C 8 -I 3
 rstream -s 10.9.0.1 -p 7 -S 4096 -C 8 -I 3 -T b
 ib_write_bw -R -F -p 7 -s 4096 -n 48 10.9.0.1`

@@ -25,6 +25,9 @@ type Handler interface {
 
 	// HandleFailure says that no completion will come any more.
 	HandleFailure(err error)
+
+	// Pending tells whether something is to be done at the next completion though nobody waits for it.
+	Pending() bool
 }
 
 // Config says what a connection shall be able to do.
@@ -56,6 +59,14 @@ type Conn struct {
 	armed   atomic.Bool // a Notify is to come
 	started atomic.Bool
 
+	// At rest the queue is not armed, since the one who waits comes again and again.
+	parked  atomic.Int32 // sides that nobody has signaled yet
+	lastMet atomic.Int64 // when one that spun met its condition
+	resting atomic.Bool  // the timer runs
+	rest    *time.Timer
+	restFor time.Duration // restTime
+	rested  uint64        // spins when it was set; guarded by resting
+
 	evMu     sync.Mutex
 	events   []verbs.Event
 	eventful atomic.Bool // there are some
@@ -79,7 +90,7 @@ func New(id verbs.CMID, cfg *Config) (*Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Conn{dev: dev, id: id, h: cfg.Handler, sendWR: cfg.SendWR, recvWR: cfg.RecvWR}
+	c := &Conn{dev: dev, id: id, h: cfg.Handler, sendWR: cfg.SendWR, recvWR: cfg.RecvWR, restFor: restTime}
 	c.busy.Store(int64(cfg.BusyPoll))
 	refreshProcs()
 	each, inline := 1, cfg.Inline // places in the send queue for each request
@@ -173,7 +184,7 @@ func (c *Conn) Start() {
 	}
 	b := getBatch()
 	c.drain(b)
-	c.leave(b)
+	c.leave(b, false)
 	putBatch(b)
 }
 
@@ -187,11 +198,13 @@ func (c *Conn) Counts() (spins, parks, wakeups uint64) {
 }
 
 // Progress handles what is there, unless another goroutine is about it.
-func (c *Conn) Progress() {
+func (c *Conn) Progress() { c.progress(false) }
+
+func (c *Conn) progress(again bool) {
 	if c.enter() {
 		b := getBatch()
 		c.look(b, 0)
-		c.leave(b)
+		c.leave(b, again)
 		putBatch(b)
 	}
 }
@@ -199,7 +212,7 @@ func (c *Conn) Progress() {
 // notify is the completion queue's call, once for each Arm.
 func (c *Conn) notify() {
 	c.armed.Store(false)
-	c.Progress()
+	c.progress(c.lately())
 }
 
 // event is the identifier's handler.
@@ -245,10 +258,10 @@ func (c *Conn) enter() bool {
 }
 
 // leave gives the role up. Armed first and polled afterwards, the queue calls for
-// what comes from now on.
-func (c *Conn) leave(b *batch) {
+// what comes from now on. It may rest unarmed if its caller expects to come again soon.
+func (c *Conn) leave(b *batch, again bool) {
 	for {
-		if !c.armed.Load() {
+		if !c.armed.Load() && (!again || !c.mayRest()) {
 			c.arm(b)
 		}
 		if c.role.CompareAndSwap(rolePolling, roleIdle) {
@@ -383,6 +396,9 @@ func (c *Conn) Close() error {
 		}
 	} else {
 		c.role.Store(roleClosed)
+	}
+	if c.rest != nil {
+		c.rest.Stop()
 	}
 	err := c.qp.Close()
 	if e := c.cq.Close(); err == nil {

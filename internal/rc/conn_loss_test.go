@@ -180,6 +180,8 @@ func (e *lossEnd) HandleEvent(ev verbs.Event) {
 
 func (e *lossEnd) HandleFailure(err error) { assert.NoError(e.t, err) }
 
+func (e *lossEnd) Pending() bool { return false }
+
 func (e *lossEnd) close() {
 	require.NoError(e.t, e.c.Close())
 	dev := e.c.Device()

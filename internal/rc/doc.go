@@ -10,6 +10,7 @@
 // the provider's goroutine that Notify runs on. The one at work holds the role
 // of poller. Whoever finds it taken leaves a mark, and the poller looks once
 // more before it gives the role up. It gives it up only with the completion
-// queue armed and found empty afterwards. So no completion is stranded, and a
+// queue armed and found empty afterwards, or at rest for a few milliseconds, while
+// nobody is parked and nothing pending. So no completion is stranded, and a
 // connection that nobody calls into still handles what its peer sends.
 package rc

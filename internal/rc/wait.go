@@ -13,7 +13,7 @@ import (
 type Side struct {
 	waiter *verbs.Waiter
 	ready  func() bool
-	parked atomic.Bool
+	parked atomic.Pointer[Conn] // nil once it was signaled
 	spin   spinner
 }
 
@@ -33,9 +33,19 @@ func (s *Side) Close(err error) { s.waiter.Close(err) }
 
 // Signal wakes the one who waits. It is called after the condition became true.
 func (s *Side) Signal() {
-	if s.parked.Load() {
+	if s.unpark() {
 		s.waiter.Wake()
 	}
+}
+
+// unpark takes back that the side is parked, once.
+func (s *Side) unpark() bool {
+	c := s.parked.Load()
+	if c == nil || !s.parked.CompareAndSwap(c, nil) {
+		return false
+	}
+	c.parked.Add(-1)
+	return true
 }
 
 // Wait returns nil once the side's condition was seen true, perhaps by another
@@ -47,7 +57,7 @@ func (c *Conn) Wait(s *Side) error {
 	if s.ready() {
 		return nil
 	}
-	if d := s.spin.budget(c.busy.Load()); d > 0 {
+	if d := s.spin.budget(c.busy.Load(), c.longSpins()); d > 0 {
 		c.spins.Add(1)
 		start := now()
 		met := c.spinOn(s, start, d)
@@ -56,20 +66,30 @@ func (c *Conn) Wait(s *Side) error {
 			return s.waiter.Err()
 		}
 	}
-	s.parked.Store(true)
+	c.parked.Add(1)
+	s.parked.Store(c)
+	c.Attend()
 	if s.ready() {
-		s.parked.Store(false)
+		s.unpark()
 		return nil
 	}
 	c.parks.Add(1)
+	start := now()
 	err := s.waiter.Wait()
-	s.parked.Store(false)
+	s.spin.slept(now() - start)
+	s.unpark()
 	c.wakeups.Add(1)
 	return err
 }
 
+// longSpins tells whether the one who waits looks for completions itself as it spins, and does not need others to run.
+func (c *Conn) longSpins() bool { return c.one != nil }
+
 // spinOn polls until the condition holds, the side has an error or the time is up.
 func (c *Conn) spinOn(s *Side, start, limit int64) (met bool) {
+	if c.longSpins() {
+		return c.spinInside(s, start, limit)
+	}
 	poller := c.enter()
 	var b *batch
 	if poller {
@@ -78,7 +98,7 @@ func (c *Conn) spinOn(s *Side, start, limit int64) (met bool) {
 	last := start
 	for turns := limit / shortestTurn; ; turns-- {
 		if poller {
-			c.look(b, spinInside)
+			c.look(b, 0)
 		}
 		if met = s.ready() || s.waiter.Err() != nil; met {
 			break
@@ -97,11 +117,50 @@ func (c *Conn) spinOn(s *Side, start, limit int64) (met bool) {
 		}
 	}
 	if poller {
-		c.leave(b)
+		c.leave(b, false)
 		putBatch(b)
 		met = met || s.ready()
 	}
 	return met
+}
+
+// spinners counts those in spinInside. Unless told to, they leave one of Go's processors alone: where all are busy,
+// the network poller is not looked at, and nobody else's events are seen.
+var spinners atomic.Int32
+
+// spinInside is spinOn for a provider that looks on inside its calls. There it lets other threads run. Goroutines
+// seldom: each Gosched makes the scheduler wake a thread, if there is a processor for it, which finds nothing to do.
+func (c *Conn) spinInside(s *Side, start, limit int64) (met bool) {
+	defer spinners.Add(-1)
+	if n := spinners.Add(1); n > 1 && n >= procs.Load() && c.busy.Load() <= 0 {
+		return false
+	}
+	if !c.enter() {
+		return false // the one who polls will tell
+	}
+	b := getBatch()
+	last, yielded := start, start
+	for {
+		c.look(b, spinStep)
+		if met = s.ready() || s.waiter.Err() != nil; met {
+			break
+		}
+		t := now()
+		if t-start > limit || t-last > awayTurn && c.busy.Load() <= 0 {
+			break
+		}
+		last = t
+		if t-yielded > yieldEvery {
+			runtime.Gosched()
+			yielded = t
+		}
+	}
+	if met {
+		c.lastMet.Store(now())
+	}
+	c.leave(b, met)
+	putBatch(b)
+	return met || s.ready()
 }
 
 const (
@@ -109,8 +168,14 @@ const (
 	spinMin  = int64(5 * time.Microsecond)
 	busyTurn = int64(30 * time.Microsecond) // a turn of the scheduler longer than this means others run
 
-	// spinInside is how long a provider may look for completions in one call.
-	spinInside = 4 * time.Microsecond
+	// Where the one who waits does all that is to be done, it may spin for longer if that makes its waits
+	// shorter than those that park: both ends of a connection that park make each other's waits long.
+	longMax   = int64(time.Millisecond)
+	longProbe = int64(100 * time.Microsecond)
+
+	spinStep   = 16 * time.Microsecond         // how long a provider may look for completions in one call
+	yieldEvery = int64(50 * time.Microsecond)  // others on this processor wait no longer
+	awayTurn   = int64(600 * time.Microsecond) // a turn longer than this means that the processor went to other programs
 
 	// A turn takes longer than this, but where time is simulated none passes.
 	shortestTurn = int64(100 * time.Nanosecond)
@@ -123,10 +188,12 @@ const (
 type spinner struct {
 	score int   // how often spinning paid lately
 	typ   int64 // how long a wait that paid took, typically
+	park  int64 // how long one took that parked, if not longer than longMax
+	long  bool  // the last one that parked took longer
 	skips int
 }
 
-func (p *spinner) budget(busyPoll int64) int64 {
+func (p *spinner) budget(busyPoll int64, long bool) int64 {
 	switch {
 	case busyPoll < 0 || procs.Load() == 1:
 		return 0
@@ -138,12 +205,31 @@ func (p *spinner) budget(busyPoll int64) int64 {
 		return 0
 	default:
 		p.skips = 0
+		if long {
+			return p.probe()
+		}
 	}
-	return min(spinMax, max(spinMin, 2*p.typ+spinMin))
+	switch {
+	case !long:
+		return min(spinMax, 2*p.typ+spinMin)
+	case p.typ == 0:
+		return longProbe
+	}
+	// The surer it is that it pays, the longer is an exception waited for.
+	return min(longMax, max(2*p.typ+spinMin, p.park-p.park/4)<<(p.score/2))
 }
 
+// probe is how long a spin lasts that is to find out whether spinning pays.
+func (p *spinner) probe() int64 {
+	if p.long {
+		return spinMax
+	}
+	return min(longMax, max(longProbe, p.park+p.park/4))
+}
+
+// account takes how a spin went. A long one paid if it made the wait a third shorter.
 func (p *spinner) account(met bool, took int64) {
-	if !met {
+	if !met || took > spinMax && took > p.park*2/3 {
 		p.score = max(0, p.score-1)
 		return
 	}
@@ -151,6 +237,13 @@ func (p *spinner) account(met bool, took int64) {
 		p.score++
 	}
 	p.typ += (took - p.typ) / 4
+}
+
+// slept takes how long a wait took that parked.
+func (p *spinner) slept(took int64) {
+	if p.long = took > 2*longMax; !p.long {
+		p.park += (took - p.park) / 8
+	}
 }
 
 var epoch = time.Now()

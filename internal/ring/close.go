@@ -68,7 +68,7 @@ func (c *Conn) CloseWrite() error {
 		t.end = endDisconnect
 	}
 	c.pump()
-	t.mu.Unlock()
+	c.unlockTx()
 	c.wr.Signal()
 	return nil
 }
@@ -116,7 +116,7 @@ func (c *Conn) Close() error {
 		c.pump()
 	}
 	wait := linger > 0 && !t.flushed()
-	t.mu.Unlock()
+	c.unlockTx()
 	if wait {
 		timer := time.NewTimer(linger)
 		select {

@@ -239,6 +239,14 @@ func (h *handler) HandleEvent(ev verbs.Event) {
 // HandleFailure says that the completion queue is broken.
 func (h *handler) HandleFailure(err error) { (*Conn)(h).fail(err) }
 
+// Pending tells whether the sending half waits for something, and no writer for it.
+func (h *handler) Pending() bool {
+	t := &(*Conn)(h).tx
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.pending()
+}
+
 // disconnected takes a DREQ. Without DISCONNECT before it the peer's program has
 // ended, or is C and exits: what librdmacm shows as end of file.
 func (c *Conn) disconnected() {

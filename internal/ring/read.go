@@ -60,7 +60,7 @@ func (c *Conn) unlend(s *segment) (more bool) {
 	if due {
 		c.tx.mu.Lock()
 		c.pump()
-		c.tx.mu.Unlock()
+		c.unlockTx()
 		c.rx.mu.Lock()
 		trash = append(trash, c.rx.trash...)
 		c.rx.trash = nil
@@ -144,7 +144,7 @@ func (c *Conn) CloseRead() error {
 		c.tx.end = endDisconnect // both directions are closed
 	}
 	c.pump()
-	c.tx.mu.Unlock()
+	c.unlockTx()
 	c.rd.Signal()
 	return nil
 }

@@ -254,6 +254,15 @@ func (c *Conn) acked(ch *chunk, n int) {
 	c.giveBack(ch)
 }
 
+// unlockTx unlocks mu after a pump, and sees to it that what the pump left is followed.
+func (c *Conn) unlockTx() {
+	pending := c.tx.pending()
+	c.tx.mu.Unlock()
+	if pending {
+		c.rc.Attend()
+	}
+}
+
 // pump posts what may be posted: flow control first, then data, then the end.
 func (c *Conn) pump() {
 	t := &c.tx
@@ -266,6 +275,13 @@ func (c *Conn) pump() {
 	if err := t.q.Flush(); err != nil {
 		c.failLocked(err)
 	}
+}
+
+// pending tells whether something waits for completions or the peer's messages that nobody need be waiting for: to
+// be posted, or for the end. Who makes it so calls rc's Attend.
+func (t *transmitter) pending() bool {
+	return t.head != nil || t.q.Unposted() > 0 || t.end > t.endSent || t.ctrl >= ctrlSlots ||
+		t.closing.began || !t.open
 }
 
 // sendData cuts staged bytes into messages.

@@ -97,7 +97,7 @@ func (c *Conn) write(p []byte, last bool) (n int, err error) {
 			c.pump()
 		}
 	}
-	t.mu.Unlock()
+	c.unlockTx()
 	if err != nil {
 		err = c.closedOr(err)
 	}
@@ -210,7 +210,7 @@ func (c *Conn) returnChunk(ch *chunk, n int) error {
 	}
 	t := &c.tx
 	t.mu.Lock()
-	defer t.mu.Unlock()
+	defer c.unlockTx()
 	if n == 0 {
 		c.freeChunk(ch)
 		return nil

@@ -89,7 +89,7 @@ func (c *cq) Poll(wc []verbs.WC) (int, error) {
 }
 
 // spinMax bounds the time that a call stays in C. After 20 µs there Go's scheduler gives the processor away.
-const spinMax = 8 * time.Microsecond
+const spinMax = 16 * time.Microsecond
 
 // PollOrArm implements [verbs.ArmPoller].
 func (c *cq) PollOrArm(wc []verbs.WC, spin time.Duration, arm bool) (n int, armed bool, err error) {

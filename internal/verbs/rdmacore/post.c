@@ -4,6 +4,7 @@
 #ifdef CORE_HEADERS
 
 #include <arpa/inet.h>
+#include <sched.h>
 #include <string.h>
 #include <time.h>
 
@@ -222,15 +223,6 @@ static int poll_once(rdmacore_cq *cq, rdmacore_wc *out, int n, int ud)
 	return got;
 }
 
-static inline void relax(void)
-{
-#if defined(__x86_64__) || defined(__i386__)
-	__builtin_ia32_pause();
-#elif defined(__aarch64__)
-	__asm__ __volatile__("yield");
-#endif
-}
-
 static int64_t nanoseconds(void)
 {
 	struct timespec t;
@@ -247,9 +239,12 @@ int rdmacore_poll(rdmacore_cq *cq, rdmacore_wc *out, int n, int ud, int spin, in
 		int64_t end = nanoseconds() + spin;
 
 		do {
-			relax();
 			got = poll_once(cq, out, n, ud);
 		} while (got == 0 && nanoseconds() < end);
+		if (got == 0) {
+			sched_yield(); /* the one who is to answer may be waiting for this very processor */
+			got = poll_once(cq, out, n, ud);
+		}
 	}
 	if (got != 0 || !arm)
 		return got;

@@ -1,0 +1,174 @@
+package rc
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-rdma/rdma/internal/verbs"
+)
+
+// newRester is a connection over a queue whose calls are dear, and what its one side waits for: the next completion.
+func newRester(t *testing.T, restFor time.Duration) (_ *Conn, _ *testCQ, _ *testHandler, wait func()) {
+	refreshProcs()
+	if procs.Load() == 1 {
+		procs.Store(2)
+		t.Cleanup(refreshProcs)
+	}
+	q := &testCQ{}
+	h := &testHandler{t: t}
+	want := uint64(0)
+	h.a, h.b = NewSide(func() bool { return h.next.Load() >= want }), NewSide(func() bool { return true })
+	c := &Conn{cq: q, one: &dearCQ{testCQ: q}, h: h, restFor: restFor}
+	c.busy.Store(int64(time.Minute))
+	q.notify = c.notify
+	c.role.Store(rolePolling)
+	c.Start()
+	require.True(t, c.armed.Load())
+	return c, q, h, func() {
+		t.Helper()
+		want = h.next.Load() + 1
+		start := c.parks.Load()
+		pushed := make(chan struct{})
+		go func() {
+			defer close(pushed)
+			for c.role.Load() != rolePolling { // until it spins
+				time.Sleep(10 * time.Microsecond)
+			}
+			q.push(verbs.WC{ID: h.next.Load()})
+		}()
+		require.NoError(t, c.Wait(h.a))
+		<-pushed
+		require.Equal(t, start, c.parks.Load())
+	}
+}
+
+func (q *testCQ) timesArmed() int {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.arms
+}
+
+// TestRest: one who spins with success leaves the queue unarmed, which nobody pays for any more; it is looked at all the same.
+func TestRest(t *testing.T) {
+	t.Run("costs nothing", func(t *testing.T) {
+		c, q, _, wait := newRester(t, time.Hour)
+		wait() // the arming of Start goes off
+		arms := q.timesArmed()
+		for range 100 {
+			wait()
+		}
+		require.Equal(t, arms, q.timesArmed())
+		require.False(t, c.armed.Load())
+	})
+	t.Run("does not last", func(t *testing.T) {
+		c, q, h, wait := newRester(t, 2*time.Millisecond)
+		wait()
+		wait()
+		q.push(verbs.WC{ID: 2}) // nobody is told
+		require.Eventually(t, func() bool { return h.next.Load() == 3 && c.armed.Load() }, 10*time.Second, time.Millisecond)
+		arms := q.timesArmed()
+		time.Sleep(10 * time.Millisecond)
+		assert.Equal(t, arms, q.timesArmed(), "a queue that is armed is left alone")
+	})
+	t.Run("not with something pending", func(t *testing.T) {
+		c, _, h, wait := newRester(t, time.Hour)
+		wait()
+		wait()
+		require.False(t, c.armed.Load())
+		h.pends.Store(true)
+		wait()
+		require.True(t, c.armed.Load())
+	})
+	t.Run("ends with Attend", func(t *testing.T) {
+		c, q, h, wait := newRester(t, time.Hour)
+		wait()
+		wait()
+		q.push(verbs.WC{ID: 2})
+		c.Attend()
+		require.EqualValues(t, 3, h.next.Load())
+		require.True(t, c.armed.Load())
+	})
+	t.Run("not while another is parked", func(t *testing.T) {
+		c, q, h, wait := newRester(t, time.Hour)
+		wait()
+		wait()
+		ready := false
+		h.b = NewSide(func() bool { return ready })
+		c.SetBusyPoll(-1)
+		woken := make(chan error)
+		go func() { woken <- c.Wait(h.b) }()
+		require.Eventually(t, func() bool { return c.parks.Load() == 1 && c.armed.Load() }, 10*time.Second, time.Millisecond)
+		q.push(verbs.WC{ID: 2}) // which the handler signals
+		require.NoError(t, <-woken)
+		c.SetBusyPoll(time.Minute)
+		require.Zero(t, c.parked.Load())
+	})
+	t.Run("after the one who is notified", func(t *testing.T) {
+		c, q, h, wait := newRester(t, time.Hour)
+		wait()
+		wait()
+		c.Attend()
+		arms := q.timesArmed()
+		q.push(verbs.WC{ID: 2}) // notifies
+		require.EqualValues(t, 3, h.next.Load())
+		require.Equal(t, arms, q.timesArmed(), "the one who spins will be back")
+		c.lastMet.Store(now() - int64(2*time.Hour))
+		c.Attend()
+		q.push(verbs.WC{ID: 3})
+		require.Equal(t, arms+2, q.timesArmed())
+	})
+}
+
+// TestLongSpinner: two ends that park make each other's waits long. One that spins for as long finds out
+// that its waits become shorter, and goes on; where they do not, it stops.
+func TestLongSpinner(t *testing.T) {
+	procs.Store(2)
+	defer refreshProcs()
+	const parked = int64(900 * time.Microsecond)
+	run := func(spun int64) (spins int) {
+		p := spinner{score: scoreMax / 2}
+		for range 1000 {
+			d := p.budget(0, true)
+			if d > 0 {
+				spins++
+			}
+			switch {
+			case d == 0:
+				p.slept(parked)
+			case d < spun:
+				p.account(false, d)
+				p.slept(parked)
+			default:
+				p.account(true, spun)
+			}
+		}
+		return spins
+	}
+	assert.Greater(t, run(parked/2), 900)
+	assert.Less(t, run(parked*9/10), 100)
+	assert.Greater(t, run(int64(10*time.Microsecond)), 900)
+	assert.Less(t, run(int64(10*time.Millisecond)), 100)
+
+	p := spinner{}
+	p.slept(int64(time.Second))
+	assert.LessOrEqual(t, p.probe(), spinMax, "an idle connection is probed shortly")
+}
+
+// TestSpinnersLeaveOne: with all of Go's processors spinning nobody would look at the network poller.
+func TestSpinnersLeaveOne(t *testing.T) {
+	c, _, _, _ := newRester(t, time.Hour)
+	c.SetBusyPoll(0)
+	procs.Store(2)
+	defer refreshProcs()
+	never := NewSide(func() bool { return false })
+	spinners.Store(1)
+	defer spinners.Store(0)
+	require.False(t, c.spinInside(never, now(), int64(time.Hour)))
+	spinners.Store(0)
+	start := now()
+	require.False(t, c.spinInside(never, start, int64(time.Millisecond)))
+	require.GreaterOrEqual(t, now()-start, int64(time.Millisecond))
+}
