@@ -208,7 +208,7 @@ func (c *cmid) begin(p *verbs.ConnParam) (*ibcm.ConnectParam, error) {
 		ServiceID: ibcm.ServiceID(uint16(c.space), c.remote.Port()), SourcePort: c.local.Port(),
 		QPN: c.q.Num(), StartingPSN: c.firstPSN(), PathMTU: c.mtu.Code(),
 		ResponderResources: p.ResponderResources, InitiatorDepth: p.InitiatorDepth,
-		FlowControl: p.FlowControl, RetryCount: p.RetryCount, RNRRetryCount: p.RNRRetryCount,
+		FlowControl: p.FlowControl, SRQ: c.q.srq != nil, RetryCount: p.RetryCount, RNRRetryCount: p.RNRRetryCount,
 		PrivateData: p.PrivateData, Far: c.far,
 	}
 	c.in.dev.retain() // for the connection
@@ -366,7 +366,7 @@ func (c *cmid) Accept(p *verbs.ConnParam) error {
 	ap := &ibcm.AcceptParam{
 		QPN: c.q.Num(), StartingPSN: c.firstPSN(),
 		ResponderResources: p.ResponderResources, InitiatorDepth: p.InitiatorDepth,
-		FlowControl: p.FlowControl, RNRRetryCount: p.RNRRetryCount, PrivateData: p.PrivateData,
+		FlowControl: p.FlowControl, SRQ: c.q.srq != nil, RNRRetryCount: p.RNRRetryCount, PrivateData: p.PrivateData,
 	}
 	a := ibcm.PassiveQP(c.req, ap)
 	// The peer's first packets may be here before its RTU, and stand for it.

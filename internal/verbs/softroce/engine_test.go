@@ -115,6 +115,7 @@ type link struct {
 	timeout, retry, rnr uint8
 	rd                  uint8 // READs and atomics outstanding, either way
 	attr                verbs.QPInitAttr
+	srq                 *verbs.SRQAttr // of a peer's end
 	depth               int
 	notifyA, notifyB    func()
 	commEstA, commEstB  func()
@@ -148,6 +149,13 @@ func connected(a, b *node, l link) (x, y *end) {
 	l.defaults()
 	x = a.newEnd(l.attr, l.depth, l.notifyA)
 	y = b.newEnd(l.attr, l.depth, l.notifyB)
+	x.connect(y, l)
+	return x, y
+}
+
+// connect connects two fresh ends. The link has its defaults.
+func (x *end) connect(y *end, l link) {
+	a, b := x.node, y.node
 	x.q.onCommEst, y.q.onCommEst = l.commEstA, l.commEstB
 	at := rcAttr{
 		path: &netio.Path{Local: a.addr, Remote: b.addr}, destQPN: y.q.num, sqPSN: l.psnA, rqPSN: l.psnB,
@@ -158,7 +166,6 @@ func connected(a, b *node, l link) (x, y *end) {
 	bt.path, bt.destQPN, bt.sqPSN, bt.rqPSN = &netio.Path{Local: b.addr, Remote: a.addr}, x.q.num, l.psnB, l.psnA
 	require.NoError(a.t, x.q.connect(&at))
 	require.NoError(a.t, y.q.connect(&bt))
-	return x, y
 }
 
 // pair is two nodes on a network of their own.
@@ -251,6 +258,9 @@ func newPeerConfig(t *testing.T, l link, cfg *Config) *peer {
 	require.NoError(t, err)
 	p.conn = conn
 	t.Cleanup(func() { require.NoError(t, conn.Close()) })
+	if l.srq != nil {
+		l.attr.SRQ = n.newSRQ(*l.srq)
+	}
 	p.end = n.newEnd(l.attr, l.depth, l.notifyA)
 	p.end.q.onCommEst = l.commEstA
 	if l.psnA == 0 {

@@ -1,6 +1,7 @@
 package softroce
 
 import (
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -108,6 +109,49 @@ func (m *mr) Close() error {
 		m.pd.unuse()
 	})
 	return nil
+}
+
+// keys finds the regions that requests name in a domain, under the lock of whoever has it.
+type keys struct {
+	pd   *pd
+	last *mr // the last one that a request named
+}
+
+var errProtection = errors.New("softroce: key, range or rights are wrong")
+
+// checkSGL finds the regions of a scatter/gather list and appends the entries to dst.
+func (k *keys) checkSGL(dst []sge, sgl []verbs.SGE, access verbs.Access) ([]sge, error) {
+	for i := range sgl {
+		s := &sgl[i]
+		if s.Length == 0 {
+			continue
+		}
+		m := k.find(s.LKey)
+		if m == nil || m.access&access != access {
+			return dst, errProtection
+		}
+		off, ok := m.offset(s.Addr, uint64(s.Length))
+		if !ok {
+			return dst, errProtection
+		}
+		dst = append(dst, sge{m, off, s.Length})
+	}
+	return dst, nil
+}
+
+// find returns the region of a key, if it is of the domain.
+func (k *keys) find(key uint32) *mr {
+	m := k.last
+	if m == nil || m.key != key || m.closed() {
+		if m = k.pd.dev.mrs.find(key); m == nil {
+			return nil
+		}
+		k.last = m
+	}
+	if m.pd != k.pd {
+		return nil
+	}
+	return m
 }
 
 // mrTable finds regions by key.

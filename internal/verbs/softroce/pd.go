@@ -75,10 +75,6 @@ func (p *pd) arenaOf(mem []byte) *arena {
 	return nil
 }
 
-func (p *pd) CreateSRQ(*verbs.SRQAttr) (verbs.SRQ, error) {
-	return nil, unsupported("shared receive queues")
-}
-
 func (p *pd) Close() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

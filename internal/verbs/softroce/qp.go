@@ -1,7 +1,6 @@
 package softroce
 
 import (
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -55,9 +54,9 @@ const (
 // qp is a queue pair.
 type qp struct {
 	dev            *device
-	pd             *pd
 	num            uint32
 	sendCQ, recvCQ *cq
+	srq            *srq // nil: a receive queue of its own
 	caps           verbs.QPCap
 	minRNRTimer    uint8
 	rc             *rc // nil: no connection's
@@ -72,10 +71,10 @@ type qp struct {
 	mu      sync.Mutex
 	state   qpState
 	metPeer bool
-	sq      queue[sendWQE]
-	rq      queue[recvWQE]
-	region  *mr // the last one a request named
-	stats   verbs.QPStats
+	keys
+	sq    queue[sendWQE]
+	rq    queue[recvWQE] // with an SRQ: the receive that was taken from it for the message at hand
+	stats verbs.QPStats
 }
 
 // newQP makes a queue pair of a connection in the state INIT.
@@ -91,15 +90,18 @@ func (d *device) newQP(p *pd, attr *verbs.QPInitAttr) (*qp, error) {
 
 // makeQP makes a queue pair. serve gives it its transport service.
 func (d *device) makeQP(p *pd, attr *verbs.QPInitAttr, serve func(q *qp)) (*qp, error) {
+	var shared *srq
+	ok3 := true
 	if attr.SRQ != nil {
-		return nil, unsupported("shared receive queues")
+		shared, ok3 = attr.SRQ.(*srq)
+		ok3 = ok3 && shared.dev == d
 	}
 	scq, ok1 := attr.SendCQ.(*cq)
 	rcq, ok2 := attr.RecvCQ.(*cq)
-	if !ok1 || !ok2 || scq.dev != d || rcq.dev != d || p.dev != d {
-		return nil, fmt.Errorf("softroce: queue pair: completion queues and domain are not of one device: %w", syscall.EINVAL)
+	if !ok1 || !ok2 || !ok3 || scq.dev != d || rcq.dev != d || p.dev != d {
+		return nil, fmt.Errorf("softroce: queue pair: queues and domain are not of one device: %w", syscall.EINVAL)
 	}
-	q := &qp{dev: d, pd: p, sendCQ: scq, recvCQ: rcq, minRNRTimer: attr.MinRNRTimer & 31, gone: make(chan struct{})}
+	q := &qp{dev: d, keys: keys{pd: p}, sendCQ: scq, recvCQ: rcq, srq: shared, minRNRTimer: attr.MinRNRTimer & 31, gone: make(chan struct{})}
 	if q.minRNRTimer == 0 {
 		q.minRNRTimer = defaultRNRTimer
 	}
@@ -123,6 +125,10 @@ func (d *device) makeQP(p *pd, attr *verbs.QPInitAttr, serve func(q *qp)) (*qp, 
 	}
 	q.caps.MaxInline = maxInline // it costs nothing until it is used
 	q.sq.limit, q.rq.limit = uint32(q.caps.MaxSendWR), uint32(q.caps.MaxRecvWR)
+	if shared != nil {
+		q.caps.MaxRecvWR, q.caps.MaxRecvSGE = 0, 0
+		q.rq.limit = 1
+	}
 	serve(q)
 
 	if !d.tryRetain() {
@@ -144,6 +150,12 @@ func (d *device) makeQP(p *pd, attr *verbs.QPInitAttr, serve func(q *qp)) (*qp, 
 			return fail(err)
 		}
 		undo = append(undo, c.unuse)
+	}
+	if shared != nil {
+		if err := shared.use(); err != nil {
+			return fail(err)
+		}
+		undo = append(undo, shared.unuse)
 	}
 	if !d.qps.add(d.cfg, d.slot, q) {
 		return fail(fmt.Errorf("softroce: more than %d queue pairs: %w", maxQPs, syscall.ENOMEM))
@@ -292,44 +304,10 @@ func (q *qp) maxMessage() uint64 {
 	return min(maxMsgSize, uint64(psnMask/2)*uint64(q.caps.PathMTU))
 }
 
-var errProtection = errors.New("softroce: key, range or rights are wrong")
-
-// checkSGL finds the regions of a scatter/gather list and appends the entries to dst.
-func (q *qp) checkSGL(dst []sge, sgl []verbs.SGE, access verbs.Access) ([]sge, error) {
-	for i := range sgl {
-		s := &sgl[i]
-		if s.Length == 0 {
-			continue
-		}
-		m := q.find(s.LKey)
-		if m == nil || m.access&access != access {
-			return dst, errProtection
-		}
-		off, ok := m.offset(s.Addr, uint64(s.Length))
-		if !ok {
-			return dst, errProtection
-		}
-		dst = append(dst, sge{m, off, s.Length})
-	}
-	return dst, nil
-}
-
-// find returns the region of a key, if it is of the queue pair's domain.
-func (q *qp) find(key uint32) *mr {
-	m := q.region
-	if m == nil || m.key != key || m.closed() {
-		if m = q.dev.mrs.find(key); m == nil {
-			return nil
-		}
-		q.region = m
-	}
-	if m.pd != q.pd {
-		return nil
-	}
-	return m
-}
-
 func (q *qp) PostRecv(wrs []verbs.RecvWR) (n int, err error) {
+	if q.srq != nil {
+		return 0, fmt.Errorf("softroce: the queue pair receives from a shared queue: %w", syscall.EINVAL)
+	}
 	w := q.dev.begin()
 	q.mu.Lock()
 	for n < len(wrs) {
@@ -360,11 +338,14 @@ func (q *qp) postRecv(w *work, wr *verbs.RecvWR) (full bool, err error) {
 	if e == nil {
 		return true, nil
 	}
-	e.id = wr.ID
-	e.sgl, err = q.checkSGL(e.sgl[:0], wr.SGL, verbs.LocalWrite)
-	e.bad = err != nil
+	e.fill(&q.keys, wr)
 	q.rq.tail++
 	return false, nil
+}
+
+// ready tells whether there is a receive for a message that begins.
+func (q *qp) ready() bool {
+	return q.rq.len() > 0 || q.srq != nil && q.srq.take(q, 0) == tookOne
 }
 
 // complete adds a completion that tells no more than an outcome.
@@ -466,6 +447,9 @@ func (q *qp) Close() error {
 	// Whoever found the queue pair before it left the table sees the state.
 	q.state = stateClosed
 	q.service.stop(w)
+	if q.srq != nil && q.rq.len() > 0 {
+		q.srq.giveBack(q)
+	}
 	q.sq, q.rq = queue[sendWQE]{}, queue[recvWQE]{}
 	q.mu.Unlock()
 	w.end(false)
@@ -474,6 +458,9 @@ func (q *qp) Close() error {
 	q.service.close()
 	q.sendCQ.unuse()
 	q.recvCQ.unuse()
+	if q.srq != nil {
+		q.srq.unuse()
+	}
 	q.pd.unuse()
 	close(q.gone)
 	q.dev.release()

@@ -69,21 +69,48 @@ func (q *queue[T]) len() int { return int(q.tail - q.head) }
 
 func (q *queue[T]) at(pos uint32) *T { return &q.ring[pos&uint32(len(q.ring)-1)] }
 
+// fill takes a request of the consumer's.
+func (e *recvWQE) fill(k *keys, wr *verbs.RecvWR) {
+	var err error
+	e.id = wr.ID
+	e.sgl, err = k.checkSGL(e.sgl[:0], wr.SGL, verbs.LocalWrite)
+	e.bad = err != nil // told by the completion
+}
+
+// set makes e a copy of f.
+func (e *recvWQE) set(f *recvWQE) {
+	e.id, e.bad = f.id, f.bad
+	e.sgl = append(e.sgl[:0], f.sgl...)
+}
+
+// room is how many bytes fit.
+func (e *recvWQE) room() (n uint64) {
+	for i := range e.sgl {
+		n += uint64(e.sgl[i].n)
+	}
+	return n
+}
+
 // next returns the slot for one more request, or nil when the queue is full. It
 // is in the queue once tail is incremented.
 func (q *queue[T]) next() *T {
 	n := q.tail - q.head
-	if n == q.limit {
+	if n >= q.limit {
 		return nil
 	}
 	if int(n) == len(q.ring) {
-		ring := make([]T, max(4, 2*len(q.ring)))
-		// What is not in the queue keeps its storage, too: the old ring was full.
-		for i := range n {
-			ring[(q.head+i)&uint32(len(ring)-1)] = *q.at(q.head + i)
-		}
-		q.ring = ring
+		q.grow()
 	}
 	q.peak = max(q.peak, n+1)
 	return q.at(q.tail)
+}
+
+// grow makes room in a full ring.
+func (q *queue[T]) grow() {
+	ring := make([]T, max(4, 2*len(q.ring)))
+	// What is not in the queue keeps its storage, too: the old ring was full.
+	for i := range q.tail - q.head {
+		ring[(q.head+i)&uint32(len(ring)-1)] = *q.at(q.head + i)
+	}
+	q.ring = ring
 }

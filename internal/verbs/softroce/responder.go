@@ -107,7 +107,7 @@ func (r *rc) request(w *work, h *wire.Packet) {
 		return
 	}
 	if op.IsSend() && op.Begins() || op.IsWrite() && op.HasImm() {
-		if r.q.rq.len() == 0 {
+		if !r.q.ready() {
 			r.q.dev.stats.notReady.Add(1)
 			r.answerWith(dueNotReady)
 			r.notReadyPSN = h.PSN

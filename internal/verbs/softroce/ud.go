@@ -188,21 +188,18 @@ const maxDatagram = 4096 // the largest MTU
 // connection: a sender that nobody knows must not be able to do that.
 func (u *ud) take(w *work, p *netio.Packet, h *wire.Packet) {
 	q := u.q
-	if q.rq.len() == 0 {
+	switch u.ready(verbs.GRHLen + uint64(len(h.Payload))) {
+	case tookNone:
 		u.dropped(&q.dev.stats.noReceive)
 		return
+	case tookShort:
+		u.dropped(&q.dev.stats.shortReceive)
+		return
+	case tookOne:
 	}
 	e := q.rq.at(q.rq.head)
 	status := verbs.LocProtErr
 	if !e.bad {
-		room := uint64(0)
-		for i := range e.sgl {
-			room += uint64(e.sgl[i].n)
-		}
-		if room < verbs.GRHLen+uint64(len(h.Payload)) {
-			u.dropped(&q.dev.stats.shortReceive)
-			return
-		}
 		flags := putGRH(&w.grh, p)
 		if status = scatter(e.sgl, 0, w.grh[:]); status == verbs.Success {
 			status = scatter(e.sgl, verbs.GRHLen, h.Payload)
@@ -225,6 +222,21 @@ func (u *ud) take(w *work, p *netio.Packet, h *wire.Packet) {
 	q.complete(w, q.recvCQ, e.id, status, verbs.WCRecv)
 	q.rq.head++
 	q.fail(w, verbs.Success)
+}
+
+// ready tells whether the oldest receive takes a datagram.
+func (u *ud) ready(need uint64) taken {
+	q := u.q
+	if q.srq != nil {
+		return q.srq.take(q, need)
+	}
+	if q.rq.len() == 0 {
+		return tookNone
+	}
+	if e := q.rq.at(q.rq.head); !e.bad && e.room() < need {
+		return tookShort
+	}
+	return tookOne
 }
 
 // receiveDead implements [transport].

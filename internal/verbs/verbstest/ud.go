@@ -50,10 +50,14 @@ func (s *suite) udOptions(opts []option) *options {
 
 // udEnd makes an end of an identifier.
 func (s *suite) udEnd(t testing.TB, id verbs.CMID, opts ...option) *udEnd {
+	return s.udEndOf(t, id, s.udOptions(opts))
+}
+
+func (s *suite) udEndOf(t testing.TB, id verbs.CMID, o *options) *udEnd {
 	ud, ok := id.(verbs.UDCMID)
 	require.True(t, ok, "an identifier of datagrams is a UDCMID")
 	ev := newEvents()
-	e := &udEnd{s.end(t, id, ev, s.udOptions(opts)), ud}
+	e := &udEnd{s.end(t, id, ev, o), ud}
 	id.SetHandler(ev.add)
 	return e
 }
@@ -135,9 +139,13 @@ func (d dest) to(wr verbs.SendWR) verbs.SendWR {
 
 // udPair makes a passive end that datagrams can be sent to, and an active one that has looked it up.
 func (s *suite) udPair(t testing.TB, opts ...option) (a, b *udEnd, d dest) {
+	return s.udPairOf(t, s.udOptions(opts), s.udOptions(opts))
+}
+
+func (s *suite) udPairOf(t testing.TB, oa, ob *options) (a, b *udEnd, d dest) {
 	l := s.listenUD(t)
-	b = s.bound(t, opts...)
-	a = s.udEnd(t, s.activeUD(t, l.Addr().Port()), opts...)
+	b = s.udEndOf(t, s.resolveUD(t, s.Passive, verbs.CMIDAttr{Local: netip.AddrPortFrom(s.Dial, 0)}), ob)
+	a = s.udEndOf(t, s.activeUD(t, l.Addr().Port()), oa)
 	found := startLookup(s.ctx(t), a.ud, nil)
 	require.NoError(t, s.requestUD(t, l).Reply(b.qp.Num(), 0, nil), "Reply")
 	p, err := found()

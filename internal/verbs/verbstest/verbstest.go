@@ -97,7 +97,7 @@ type topic struct {
 	tests []test
 }
 
-var datagramTopics = []topic{{"UD", udTests}, {"Lookup", lookupTests}, {"Multicast", multicastTests}}
+var datagramTopics = []topic{{"UD", udTests}, {"Lookup", lookupTests}, {"Multicast", multicastTests}, {"SRQDatagrams", udSRQTests}}
 
 // TestProvider runs the suite.
 func TestProvider(t *testing.T, cfg Config) {
@@ -108,6 +108,7 @@ func TestProvider(t *testing.T, cfg Config) {
 		{"Queue", queueTests},
 		{"Notify", notifyTests},
 		{"Error", errorTests},
+		{"SRQ", srqTests},
 		{"CM", cmTests},
 		{"Lifetime", lifetimeTests},
 		{"Many", manyTests},
