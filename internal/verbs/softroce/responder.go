@@ -143,13 +143,14 @@ func (r *rc) request(w *work, h *wire.Packet) {
 // gap takes a packet ahead of the expected one.
 func (r *rc) gap(psn uint32) {
 	r.q.dev.stats.outOfOrder.Add(1)
+	// What an earlier run left behind may be anywhere, seen from here.
+	if r.due < dueSequence || wire.PSNDiff(psn, r.aheadMost) > 0 {
+		r.aheadMost = psn
+	}
 	// A step back means that the requester has started over, and that the expected packet was lost once more.
 	if !r.nakSent || wire.PSNDiff(psn, r.ahead) < 0 {
 		r.answerWith(dueSequence)
 		r.nakSent = true
-	}
-	if r.due < dueSequence || wire.PSNDiff(psn, r.aheadMost) > 0 {
-		r.aheadMost = psn
 	}
 	r.ahead = psn
 }

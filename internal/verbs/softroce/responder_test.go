@@ -1,6 +1,7 @@
 package softroce
 
 import (
+	"fmt"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -148,6 +149,21 @@ func TestGapDrawsOneNAK(t *testing.T) {
 		p.send(at(5), at(0))
 		require.Equal(t, []answer{{peerPSN + 4, wire.SyndromePSNSequence, 4}}, p.answers(), "it also acknowledges the duplicate")
 	})
+}
+
+// TestGapIsReportedWhereverPSNsAre: what earlier gaps left behind must not matter half the number space later.
+func TestGapIsReportedWhereverPSNsAre(t *testing.T) {
+	for _, first := range []uint32{0, 1, 0x7ffffe, 0x7fffff, 0x800000, 0x800001, 0xfffffe, 0xffffff} {
+		for _, ahead := range []uint32{1, 2, 1<<22 + 1, 1<<23 - 1} {
+			t.Run(fmt.Sprintf("%#x+%#x", first, ahead), func(t *testing.T) {
+				bubble(t, func(t *testing.T) {
+					p := newPeer(t, link{psnA: endPSN, psnB: first})
+					p.send(p.writeTo(packet(wire.RCWriteOnly, wire.PSNAdd(first, ahead), nil), 0, 0))
+					require.Equal(t, []answer{{first, wire.SyndromePSNSequence, 0}}, p.answers())
+				})
+			})
+		}
+	}
 }
 
 func TestGapIsReportedAgainWhenTheRequesterStartsOver(t *testing.T) {
