@@ -2,6 +2,7 @@ package rc
 
 import (
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -171,4 +172,12 @@ func TestSpinnersLeaveOne(t *testing.T) {
 	start := now()
 	require.False(t, c.spinInside(never, start, int64(time.Millisecond)))
 	require.GreaterOrEqual(t, now()-start, int64(time.Millisecond))
+}
+
+// TestSpinWhereTimeStandsStill ends.
+func TestSpinWhereTimeStandsStill(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, _, _, _ := newRester(t, time.Hour)
+		require.False(t, c.spinInside(NewSide(func() bool { return false }), now(), int64(time.Hour)))
+	})
 }

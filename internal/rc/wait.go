@@ -139,7 +139,7 @@ func (c *Conn) spinInside(s *Side, start, limit int64) (met bool) {
 		return false // the one who polls will tell
 	}
 	b := getBatch()
-	last, yielded := start, start
+	last, yielded, still := start, start, 0
 	for {
 		c.look(b, spinStep)
 		if met = s.ready() || s.waiter.Err() != nil; met {
@@ -147,6 +147,11 @@ func (c *Conn) spinInside(s *Side, start, limit int64) (met bool) {
 		}
 		t := now()
 		if t-start > limit || t-last > awayTurn && c.busy.Load() <= 0 {
+			break
+		}
+		if still++; t != last {
+			still = 0
+		} else if still == stillTurns {
 			break
 		}
 		last = t
@@ -179,6 +184,7 @@ const (
 
 	// A turn takes longer than this, but where time is simulated none passes.
 	shortestTurn = int64(100 * time.Nanosecond)
+	stillTurns   = 16
 
 	scoreMax   = 8
 	probeEvery = 32 // with a score of 0, one wait of so many spins

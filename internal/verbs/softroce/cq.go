@@ -13,6 +13,8 @@ var errOverrun = fmt.Errorf("softroce: completion queue overrun: %w", syscall.EN
 
 const maxCQE = 1 << 20
 
+var _ verbs.ArmPoller = (*cq)(nil)
+
 // cq is a completion queue.
 type cq struct {
 	dev    *device
@@ -77,12 +79,28 @@ func (c *cq) take(wc []verbs.WC) (int, error) {
 
 func (c *cq) Arm() error {
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	if c.closed {
+		c.mu.Unlock()
 		return net.ErrClosed
 	}
-	c.armed = true
+	before := c.armed
+	c.setArmed(true)
+	c.mu.Unlock()
+	if !before {
+		c.dev.spins.attend()
+	}
 	return nil
+}
+
+// setArmed sets armed, of which the device knows the number.
+func (c *cq) setArmed(on bool) {
+	switch {
+	case on && !c.armed:
+		c.dev.spins.armed.Add(1)
+	case !on && c.armed:
+		c.dev.spins.armed.Add(-1)
+	}
+	c.armed = on
 }
 
 // push adds a completion. The queue pair that adds it is locked.
@@ -104,7 +122,7 @@ func (c *cq) push(w *work, wc *verbs.WC) {
 		c.n++
 	}
 	if c.armed {
-		c.armed = false
+		c.setArmed(false)
 		if c.notify != nil {
 			w.notify = append(w.notify, c)
 		}
@@ -167,7 +185,8 @@ func (c *cq) Close() error {
 		c.mu.Unlock()
 		return fmt.Errorf("softroce: completion queue of a living queue pair: %w", verbs.ErrBusy)
 	}
-	c.closed, c.armed = true, false
+	c.closed = true
+	c.setArmed(false)
 	c.ring, c.head, c.n = nil, 0, 0
 	var quiet chan struct{}
 	if c.notifying > 0 {

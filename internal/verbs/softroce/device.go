@@ -48,6 +48,7 @@ type device struct {
 	replier  replier
 	groups   groupTable
 	polling  atomic.Int32 // consumers that are reading the network
+	spins    spinning
 	madPSN   atomic.Uint32
 	stats    counters
 }
@@ -65,6 +66,7 @@ func newDevice(cfg *Config, slot uint8) (*device, error) {
 		return nil, err
 	}
 	d.conn = conn
+	d.spins.net, _ = conn.(quieter)
 	go d.notifier.run()
 	return d, nil
 }

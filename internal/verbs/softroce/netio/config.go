@@ -17,7 +17,7 @@ type Config struct {
 	// SourcePorts is the number of UDP source ports for each family. 0: 4. A process that may have few files gets fewer.
 	SourcePorts int
 
-	// MaxPreferred bounds the sockets that Prefer opens. 0: 64, or fewer if the process may have few files.
+	// MaxPreferred bounds the sockets that Prefer opens, of two descriptors each. 0: 64, or fewer if the process may have few files.
 	MaxPreferred int
 
 	// NoGSO and NoGRO do without the kernel's segmentation offloads.

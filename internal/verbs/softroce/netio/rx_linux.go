@@ -3,10 +3,8 @@ package netio
 import (
 	"encoding/binary"
 	"net/netip"
-	"os"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -62,9 +60,8 @@ type rxSock struct {
 	u     *UDP
 	v6    bool
 	fd    int
+	watch watch
 	index int // of a group: the interface whose packets it takes; 0: no group
-	f     *os.File
-	rc    syscall.RawConn
 
 	// misses counts the reads by Poll since there was something.
 	misses atomic.Uint32
@@ -80,11 +77,11 @@ type rxSock struct {
 }
 
 func (u *UDP) newRxSock(fd int, v6 bool) (*rxSock, error) {
-	f, rc, err := file(fd)
-	if err != nil {
+	s := &rxSock{u: u, v6: v6, fd: fd}
+	if err := s.watch.open(fd); err != nil {
+		_ = unix.Close(fd)
 		return nil, err
 	}
-	s := &rxSock{u: u, v6: v6, fd: fd, f: f, rc: rc}
 	s.misses.Store(coldAfter)
 	s.used.Store(now())
 	return s, nil
@@ -93,8 +90,7 @@ func (u *UDP) newRxSock(fd int, v6 bool) (*rxSock, error) {
 // start begins to read.
 func (s *rxSock) start() {
 	s.u.wg.Go(func() {
-		// The callback runs when the socket is readable and parks again by returning false.
-		_ = s.rc.Read(func(uintptr) bool { return s.drain() })
+		s.watch.run(s.drain)
 	})
 }
 
@@ -105,7 +101,8 @@ func (s *rxSock) close() {
 	s.closed = true
 	s.mu.Unlock()
 	if !closed {
-		_ = s.f.Close()
+		s.watch.close()
+		_ = unix.Close(s.fd)
 	}
 }
 
@@ -152,7 +149,7 @@ func (u *UDP) Poll() int {
 const coldAfter = 64
 
 func (s *rxSock) poll() int {
-	if s.misses.Load() >= coldAfter && s.u.hot.Load() != s {
+	if s.misses.Load() >= coldAfter && s.u.hot.Load() != s && !s.watch.quiet() {
 		return 0
 	}
 	if !s.mu.TryLock() {

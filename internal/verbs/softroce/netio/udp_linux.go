@@ -2,7 +2,6 @@ package netio
 
 import (
 	"errors"
-	"os"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -38,6 +37,9 @@ type UDP struct {
 
 	hot atomic.Pointer[rxSock] // where traffic was last
 
+	quietMu   sync.Mutex
+	quietSock *rxSock // whose goroutine is not woken
+
 	prefMu    sync.Mutex
 	pref      map[prefKey]*preferred // nil once closed
 	prefSocks atomic.Pointer[[]*rxSock]
@@ -70,7 +72,7 @@ func Listen(cfg Config) (*UDP, error) {
 	}
 	few := fewFiles()
 	if cfg.MaxPreferred == 0 {
-		cfg.MaxPreferred = few
+		cfg.MaxPreferred = (few + 1) / 2 // two descriptors each
 	}
 	cfg = cfg.withDefaults()
 	cfg.SourcePorts = min(max(cfg.SourcePorts, 1), maxSourcePorts)
@@ -114,7 +116,7 @@ func Listen(cfg Config) (*UDP, error) {
 // fewFiles returns how many descriptors may be taken for what is only faster, if that is less than
 // the default: a small part of those that the process may have. Else it returns 0.
 func fewFiles() int {
-	const part, enough = 8, 64
+	const part, enough = 8, 128
 	var l unix.Rlimit
 	if unix.Getrlimit(unix.RLIMIT_NOFILE, &l) != nil || l.Cur >= part*enough {
 		return 0
@@ -237,18 +239,4 @@ func (l *freeList[T]) put(x *T) {
 		l.n++
 	}
 	l.mu.Unlock()
-}
-
-// file hands a descriptor to the runtime's poller.
-func file(fd int) (*os.File, syscall.RawConn, error) {
-	f := os.NewFile(uintptr(fd), "udp")
-	if f == nil {
-		return nil, nil, unix.EBADF
-	}
-	rc, err := f.SyscallConn()
-	if err != nil {
-		_ = f.Close()
-		return nil, nil, err
-	}
-	return f, rc, nil
 }

@@ -1,0 +1,109 @@
+package netio
+
+import (
+	"os"
+	"sync"
+	"sync/atomic"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// watch has a goroutine wait in the runtime's poller until a socket is readable. Between the two is an epoll instance of its own,
+// which can be told to pay the socket no attention for a while: the runtime's cannot.
+type watch struct {
+	fd int
+	ep int
+	f  *os.File
+	rc syscall.RawConn
+
+	mu     sync.Mutex // held while off or closed changes
+	off    atomic.Bool
+	closed bool
+}
+
+// open begins to watch fd, which stays the caller's.
+func (w *watch) open(fd int) error {
+	ep, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		return os.NewSyscallError("epoll_create1", err)
+	}
+	w.fd, w.ep = fd, ep
+	if err = w.ctl(unix.EPOLL_CTL_ADD, true); err == nil {
+		err = unix.SetNonblock(ep, true) // the runtime's poller takes no others
+	}
+	if err != nil {
+		_ = unix.Close(ep)
+		return err
+	}
+	w.f = os.NewFile(uintptr(ep), "udp")
+	if w.rc, err = w.f.SyscallConn(); err != nil {
+		_ = w.f.Close()
+	}
+	return err
+}
+
+// run calls readable whenever the socket may be, until it returns true or the watch is closed.
+func (w *watch) run(readable func() (done bool)) {
+	// The callback parks again by returning false.
+	_ = w.rc.Read(func(uintptr) bool { return readable() })
+}
+
+func (w *watch) ctl(op int, on bool) error {
+	ev := unix.EpollEvent{Fd: int32(w.fd)}
+	if on {
+		ev.Events = unix.EPOLLIN | unix.EPOLLET
+	}
+	return os.NewSyscallError("epoll_ctl", unix.EpollCtl(w.ep, op, w.fd, &ev))
+}
+
+// quiet tells whether arrivals go unnoticed.
+func (w *watch) quiet() bool { return w.off.Load() }
+
+// setQuiet has arrivals go unnoticed, or noticed again, the last ones included.
+func (w *watch) setQuiet(on bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.closed || on == w.off.Load() {
+		return
+	}
+	if w.ctl(unix.EPOLL_CTL_MOD, !on) != nil {
+		return
+	}
+	w.off.Store(on)
+	if on {
+		// What was told to the runtime's poller is still in the list of what is ready, and only what comes into the list is told.
+		var ev [1]unix.EpollEvent
+		for _, err := unix.EpollWait(w.ep, ev[:], 0); err == unix.EINTR; _, err = unix.EpollWait(w.ep, ev[:], 0) {
+		}
+	}
+}
+
+func (w *watch) close() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.closed {
+		w.closed = true
+		_ = w.f.Close()
+	}
+}
+
+// Quiet has the goroutine of the socket with the traffic sleep on when packets arrive, for who calls Poll again and again
+// takes them, or ends that.
+func (u *UDP) Quiet(on bool) {
+	var s *rxSock
+	if on {
+		s = u.hot.Load()
+	}
+	u.quietMu.Lock()
+	defer u.quietMu.Unlock()
+	if s == u.quietSock {
+		return
+	}
+	if u.quietSock != nil {
+		u.quietSock.watch.setQuiet(false)
+	}
+	if u.quietSock = s; s != nil {
+		s.watch.setQuiet(true)
+	}
+}

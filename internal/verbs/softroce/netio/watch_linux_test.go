@@ -1,0 +1,111 @@
+package netio
+
+import (
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// countingHandler counts packets.
+type countingHandler struct{ n atomic.Int64 }
+
+func (h *countingHandler) HandlePackets(ps []Packet) { h.n.Add(int64(len(ps))) }
+
+// TestQuiet: the goroutine of a quiet socket sleeps while packets come, which Poll finds, and is told of those that are
+// there when the quiet ends.
+func TestQuiet(t *testing.T) {
+	h := &countingHandler{}
+	port := freePort(t)
+	rx := listen(t, Config{Port: port, Handler: h, SourcePorts: 1})
+	tx := listen(t, Config{Port: freePort(t), RemotePort: port, Handler: newSink(), SourcePorts: 1})
+	local := addr("127.0.0.1")
+	path := &Path{Local: local, Remote: local}
+	send := func() {
+		t.Helper()
+		b := NewTxBatch()
+		hdr := b.Add(path, 12)
+		hdr[0] = 4
+		b.Payload(make([]byte, 64))
+		require.NoError(t, tx.Send(b))
+	}
+	arrived := func(n int64) {
+		t.Helper()
+		require.Eventually(t, func() bool { return h.n.Load() == n }, 5*time.Second, time.Millisecond)
+	}
+	rx.Quiet(true)
+	send()
+	arrived(1) // no socket had traffic yet, so none is quiet
+	for n := int64(1); n < 20; n += 3 {
+		rx.Quiet(true)
+		rx.Quiet(true)
+		send()
+		time.Sleep(2 * time.Millisecond)
+		require.Equal(t, n, h.n.Load(), "taken by the goroutine")
+		require.Equal(t, 1, rx.Poll())
+		for range 2 * coldAfter {
+			require.Zero(t, rx.Poll())
+		}
+		send()
+		time.Sleep(time.Millisecond)
+		require.Equal(t, n+1, h.n.Load())
+		rx.Quiet(false)
+		arrived(n + 2)
+		send()
+		arrived(n + 3)
+	}
+
+	// Where the traffic goes by another socket, that one becomes quiet.
+	rx.Quiet(true)
+	require.Same(t, rx.hot.Load(), rx.quietSock)
+	old := rx.quietSock
+	other := new(rxSock)
+	other.watch = watch{fd: -1, ep: -1, closed: true}
+	rx.hot.Store(other)
+	rx.Quiet(true)
+	require.Same(t, other, rx.quietSock)
+	require.False(t, old.watch.quiet())
+	rx.Quiet(false)
+	require.Nil(t, rx.quietSock)
+
+	// A socket that is closed while it is quiet.
+	rx.hot.Store(old)
+	rx.Quiet(true)
+	require.NoError(t, rx.Close())
+	rx.Quiet(false)
+}
+
+// TestQuietOfABusySocket: whatever is switched when, no packet stays in the socket.
+func TestQuietOfABusySocket(t *testing.T) {
+	h := &countingHandler{}
+	port := freePort(t)
+	rx := listen(t, Config{Port: port, Handler: h, SourcePorts: 1})
+	tx := listen(t, Config{Port: freePort(t), RemotePort: port, Handler: newSink(), SourcePorts: 1})
+	local := addr("127.0.0.1")
+	path := &Path{Local: local, Remote: local}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for i := range 2000 {
+			rx.Quiet(true)
+			if i%3 == 0 {
+				rx.Poll()
+			}
+			rx.Quiet(false)
+		}
+	}()
+	const packets = 500
+	b := NewTxBatch()
+	for i := range packets {
+		hdr := b.Add(path, 12)
+		hdr[0] = 4
+		require.NoError(t, tx.Send(b))
+		if i%50 == 0 {
+			time.Sleep(time.Millisecond)
+		}
+	}
+	<-done
+	require.Eventually(t, func() bool { return h.n.Load() == packets }, 5*time.Second, time.Millisecond)
+	require.Zero(t, tx.Stats().Unsent)
+}
