@@ -22,8 +22,12 @@ const (
 	restTime  = time.Millisecond
 )
 
-// quieter is a network whose own goroutine need not be woken for what consumers find by Poll.
-type quieter interface{ Quiet(on bool) }
+// quieter is a network whose own goroutine need not be woken for what consumers find by Poll. Yield lets other
+// threads run: the one to answer may want this very processor.
+type quieter interface {
+	Quiet(on bool)
+	Yield()
+}
 
 // spinning is what a device's consumers do that spin: while there are some they read the network. That its goroutine
 // is woken for each packet, too, would cost a thread that finds nothing and takes a processor from who has to answer.
@@ -147,7 +151,9 @@ func (c *cq) spin(wc []verbs.WC, limit int64, back bool) (n int, err error) {
 		if n, err = c.Poll(wc); n > 0 || err != nil || d.now()-start >= limit {
 			break
 		}
-		if d.spins.net == nil {
+		if d.spins.net != nil {
+			d.spins.net.Yield()
+		} else {
 			runtime.Gosched() // to the network's goroutine
 		}
 	}

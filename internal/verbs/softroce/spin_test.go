@@ -28,6 +28,8 @@ func (n *quietNet) Quiet(on bool) {
 	}
 }
 
+func (n *quietNet) Yield() {}
+
 func (n *quietNet) on() bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()

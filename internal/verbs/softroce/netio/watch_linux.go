@@ -107,3 +107,6 @@ func (u *UDP) Quiet(on bool) {
 		s.watch.setQuiet(true)
 	}
 }
+
+// Yield lets other threads run.
+func (u *UDP) Yield() { _, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0) }
