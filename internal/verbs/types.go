@@ -90,6 +90,9 @@ const (
 	RemoteAtomic
 	FlushGlobal     // placement type "global visibility" of FLUSH
 	FlushPersistent // placement type "persistence" of FLUSH
+	// RemoteInvalidate lets a peer's SEND with invalidate end the region's keys, for the owner too, who still closes it. Hardware
+	// has such regions for kernels alone: where programs cannot have them, RegMR says errors.ErrUnsupported.
+	RemoteInvalidate
 )
 
 // Opcode is the operation of a send work request.

@@ -192,7 +192,7 @@ typedef struct {
 	uint64_t compare, swap_add;
 	uint64_t ah; /* of a datagram: rdmacore_ah *, else 0 */
 	uint32_t rkey;
-	uint32_t imm; /* host order */
+	uint32_t imm; /* host order; or the key to invalidate */
 	uint32_t remote_qpn, remote_qkey;
 	uint32_t inline_len;
 	uint8_t op, flags; /* verbs.Opcode, verbs.SendFlags */

@@ -366,6 +366,9 @@ func (b *batch) addSGL(k int, sgl []verbs.SGE) int {
 func (b *batch) addSend(n int, id uint64, wr *verbs.SendWR, ah *coreAH) {
 	s := &b.send[n]
 	s.id, s.remote_addr, s.rkey, s.imm = C.uint64_t(id), C.uint64_t(wr.RemoteAddr), C.uint32_t(wr.RKey), C.uint32_t(wr.Imm)
+	if wr.Op == verbs.OpSendWithInv {
+		s.imm = C.uint32_t(wr.InvalidateKey)
+	}
 	s.compare, s.swap_add = C.uint64_t(wr.Compare), C.uint64_t(wr.SwapAdd)
 	s.ah, s.remote_qpn, s.remote_qkey = C.uint64_t(uintptr(unsafe.Pointer(ah))), C.uint32_t(wr.RemoteQPN), C.uint32_t(wr.RemoteQKey)
 	s.op, s.flags = C.uint8_t(wr.Op), C.uint8_t(wr.Flags)

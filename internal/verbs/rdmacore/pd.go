@@ -229,6 +229,8 @@ func (p *pd) RegMR(mem []byte, access verbs.Access) (verbs.MR, error) {
 		return nil, fmt.Errorf("rdmacore: region of no memory: %w", syscall.EINVAL)
 	case access&(verbs.FlushGlobal|verbs.FlushPersistent) != 0:
 		return nil, unsupported("FLUSH access")
+	case access&verbs.RemoteInvalidate != 0:
+		return nil, unsupported("a region that a peer can invalidate")
 	case access&^allAccess != 0:
 		return nil, fmt.Errorf("rdmacore: unknown access flags %#x: %w", uint16(access), syscall.EINVAL)
 	case access&(verbs.RemoteWrite|verbs.RemoteAtomic) != 0 && access&verbs.LocalWrite == 0:

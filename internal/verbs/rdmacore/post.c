@@ -29,6 +29,10 @@ static void flatten(struct ibv_send_wr *w, const rdmacore_send *s)
 		w->opcode = IBV_WR_SEND_WITH_IMM;
 		w->imm_data = htonl(s->imm);
 		break;
+	case CORE_SEND_INV:
+		w->opcode = IBV_WR_SEND_WITH_INV;
+		w->invalidate_rkey = s->imm;
+		break;
 	case CORE_WRITE:
 		w->opcode = IBV_WR_RDMA_WRITE;
 		break;
@@ -49,6 +53,7 @@ static void flatten(struct ibv_send_wr *w, const rdmacore_send *s)
 	switch (s->op) {
 	case CORE_SEND:
 	case CORE_SEND_IMM:
+	case CORE_SEND_INV:
 		if (s->ah) {
 			w->wr.ud.ah = (struct ibv_ah *)(uintptr_t)s->ah;
 			w->wr.ud.remote_qpn = s->remote_qpn;

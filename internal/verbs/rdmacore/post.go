@@ -119,6 +119,10 @@ func (q *qp) checkSend(wr *verbs.SendWR) error {
 	}
 	switch wr.Op {
 	case verbs.OpSend, verbs.OpSendWithImm:
+	case verbs.OpSendWithInv:
+		if q.typ != verbs.RC || q.dev.iwarp {
+			return unsupported(fmt.Sprintf("%v requests on a %v queue pair of device %s", wr.Op, q.typ, q.dev.name))
+		}
 	case verbs.OpWrite, verbs.OpWriteWithImm:
 		if q.typ != verbs.RC {
 			return unsupported(wr.Op.String() + " requests on a UD queue pair")

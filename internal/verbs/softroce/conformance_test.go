@@ -18,7 +18,7 @@ import (
 
 // lacking are the operations that the device does not have.
 var lacking = []verbs.Opcode{
-	verbs.OpSendWithInv, verbs.OpFlush, verbs.OpAtomicWrite,
+	verbs.OpFlush, verbs.OpAtomicWrite,
 }
 
 // provider returns a provider that has told all peers when the test ends, so that

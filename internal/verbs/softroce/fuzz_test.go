@@ -16,7 +16,12 @@ import (
 // FuzzReceive lets a hostile peer send anything. Its packets are made of the input: a byte
 // of flags, a length in words, and the packet itself, of which the flags replace parts by what a
 // peer that knows the connection would send.
-func FuzzReceive(f *testing.F) {
+func FuzzReceive(f *testing.F) { fuzzReceive(f, false) }
+
+// FuzzReceiveShared is FuzzReceive where the receives are those of a shared queue.
+func FuzzReceiveShared(f *testing.F) { fuzzReceive(f, true) }
+
+func fuzzReceive(f *testing.F, shared bool) {
 	seed := func(hs ...wire.Packet) {
 		var in []byte
 		for _, h := range hs {
@@ -42,18 +47,31 @@ func FuzzReceive(f *testing.F) {
 	seed(packet(wire.RCFetchAdd, 0, nil), packet(wire.RCCompareSwap, 0, nil), packet(wire.RCAtomicAck, 0, nil))
 	seed(reply(0, 256, make([]byte, 600))...)
 	seed(append([]wire.Packet{ack(0), ack(0)}, reply(0, 256, make([]byte, 600))...)...)
+	seed(packet(wire.RCSendOnlyInv, 0, []byte("abc")), packet(wire.RCSendOnlyInv, 0, nil))
+	seed(packet(wire.RCSendFirst, 0, full), packet(wire.RCSendLastInv, 0, []byte("abcd")), wire.Packet{BTH: wire.BTH{Opcode: wire.RCWriteOnly}, RETH: reth})
 	f.Add([]byte{0, 1, 2, 3})
 
 	f.Fuzz(func(t *testing.T, in []byte) {
 		pa, _ := newPipes()
 		n := newNode(t, nil, pa, addrA)
-		e := n.newEnd(verbs.QPInitAttr{}, 64, nil)
+		var attr verbs.QPInitAttr
+		var srq *srq
+		if shared {
+			srq = n.newSRQ(verbs.SRQAttr{})
+			attr.SRQ = srq
+		}
+		e := n.newEnd(attr, 64, nil)
 		require.NoError(t, e.q.connect(&rcAttr{
 			path: newPath(addrA, addrB), destQPN: peerQPN, mtu: 256, ackTimeout: 19, rqPSN: 0xFFFFFC, sqPSN: 0xFFFFFD, rnrRetry: 3,
 			maxRDAtomic: 3, maxDestRDAtomic: 3,
 		}))
-		small := n.reg(n.mem[4096:4096+500], verbs.LocalWrite|verbs.RemoteWrite|verbs.RemoteRead|verbs.RemoteAtomic)
-		e.recv(verbs.RecvWR{SGL: []verbs.SGE{{Addr: small.Addr(), Length: 300, LKey: small.LKey()}}}, verbs.RecvWR{}, verbs.RecvWR{})
+		small := n.reg(n.mem[4096:4096+500], verbs.LocalWrite|verbs.RemoteWrite|verbs.RemoteRead|verbs.RemoteAtomic|verbs.RemoteInvalidate)
+		recvs := []verbs.RecvWR{{SGL: []verbs.SGE{{Addr: small.Addr(), Length: 300, LKey: small.LKey()}}}, {}, {}}
+		if shared {
+			srq.mustPost(t, recvs...)
+		} else {
+			e.recv(recvs...)
+		}
 		e.send(e.write(1, 0, 1000), e.write(2, 0, 0), e.write(3, 5, 5))
 		e.send(e.read(4, 8192, 600), e.fetchAdd(5, 8800, 1), e.read(6, 9000, 1))
 
@@ -76,6 +94,8 @@ func FuzzReceive(f *testing.F) {
 				if op := wire.Opcode(b[0]); flags&4 != 0 && (op.HasRETH() || op.IsAtomic()) && len(b) >= op.HeaderLen() {
 					binary.BigEndian.PutUint64(b[12:], small.Addr()+uint64(flags>>4))
 					binary.BigEndian.PutUint32(b[20:], small.RKey())
+				} else if flags&4 != 0 && op.HasInv() && len(b) >= op.HeaderLen() {
+					binary.BigEndian.PutUint32(b[wire.BTHLen:], small.RKey())
 				}
 			}
 			batch = append(batch, netio.Packet{Local: addrA, Remote: netip.AddrPortFrom(addrB, 1), Data: b})
@@ -87,7 +107,11 @@ func FuzzReceive(f *testing.F) {
 		n.dev.HandlePackets(batch)
 
 		require.NoError(t, e.q.ToError())
-		require.Len(t, e.completions(), 9, "every request completes once")
+		left := 0
+		if shared {
+			left = srq.rq.len()
+		}
+		require.Len(t, e.completions(), 9-left, "every request completes once")
 		require.Zero(t, e.q.rc.inflight)
 		require.Zero(t, e.q.rc.cc.inflight)
 		require.Equal(t, make([]byte, 4096), n.mem[:4096])

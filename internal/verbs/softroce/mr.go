@@ -23,15 +23,16 @@ type mr struct {
 
 	// refs counts accesses in progress; it is negative once the region is closed.
 	refs    atomic.Int64
+	invalid atomic.Bool   // by a peer's request
 	drained chan struct{} // told when a closed region has no access in progress
 	closing sync.Once
 }
 
 const mrClosed = -1 << 62
 
-// hold begins an access, unless the region is closed.
+// hold begins an access, unless the region is closed or invalid.
 func (m *mr) hold() bool {
-	if m.refs.Add(1) > 0 {
+	if m.refs.Add(1) > 0 && !m.invalid.Load() {
 		return true
 	}
 	m.release()
@@ -48,7 +49,8 @@ func (m *mr) release() {
 	}
 }
 
-func (m *mr) closed() bool { return m.refs.Load() < 0 }
+// dead tells whether the region's keys are nobody's any more.
+func (m *mr) dead() bool { return m.refs.Load() < 0 || m.invalid.Load() }
 
 // offset returns where [addr, addr+n) lies in the region. An address before it
 // wraps around to one far behind: the region itself does not wrap.
@@ -58,7 +60,7 @@ func (m *mr) offset(addr, n uint64) (off uint64, ok bool) {
 }
 
 const allAccess = verbs.LocalWrite | verbs.RemoteWrite | verbs.RemoteRead | verbs.RemoteAtomic |
-	verbs.FlushGlobal | verbs.FlushPersistent
+	verbs.FlushGlobal | verbs.FlushPersistent | verbs.RemoteInvalidate
 
 func (p *pd) RegMR(mem []byte, access verbs.Access) (verbs.MR, error) {
 	switch {
@@ -85,11 +87,11 @@ func (p *pd) RegMR(mem []byte, access verbs.Access) (verbs.MR, error) {
 }
 
 func (m *mr) Bytes() []byte {
-	if !m.hold() {
+	defer m.release()
+	if m.refs.Add(1) <= 0 {
 		return nil
 	}
-	defer m.release()
-	return m.mem
+	return m.mem // also of an invalid region: it is closed by its owner
 }
 
 func (m *mr) Addr() uint64 { return m.addr }
@@ -142,8 +144,8 @@ func (k *keys) checkSGL(dst []sge, sgl []verbs.SGE, access verbs.Access) ([]sge,
 // find returns the region of a key, if it is of the domain.
 func (k *keys) find(key uint32) *mr {
 	m := k.last
-	if m == nil || m.key != key || m.closed() {
-		if m = k.pd.dev.mrs.find(key); m == nil {
+	if m == nil || m.key != key || m.dead() {
+		if m = k.pd.dev.mrs.find(key); m == nil || m.dead() {
 			return nil
 		}
 		k.last = m

@@ -283,6 +283,9 @@ func (q *qp) postSend(w *work, wr *verbs.SendWR) (full bool, err error) {
 	}
 	e.id, e.op, e.flags, e.imm = wr.ID, wr.Op, wr.Flags, wr.Imm
 	e.raddr, e.rkey, e.length = wr.RemoteAddr, wr.RKey, uint32(length)
+	if wr.Op == verbs.OpSendWithInv {
+		e.imm = wr.InvalidateKey
+	}
 	e.compare, e.swapAdd = wr.Compare, wr.SwapAdd
 	e.status = verbs.Success
 	e.sgl = e.sgl[:0]

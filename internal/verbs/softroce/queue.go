@@ -15,7 +15,7 @@ type sendWQE struct {
 	id      uint64
 	raddr   uint64
 	rkey    uint32
-	imm     uint32
+	imm     uint32 // or the key to invalidate
 	length  uint32
 	psn     uint32 // of the first packet
 	packets uint32

@@ -96,7 +96,11 @@ func (r *rc) receive(w *work, p *netio.Packet) {
 // not learn why. So it is with the results of READs and atomics before it.
 func (r *rc) receiveDead(w *work, p *netio.Packet) {
 	h := &w.in
-	if r.syndrome == 0 {
+	if r.accepted {
+		if r.checkPacket(h, p) && h.Opcode.IsRequest() && wire.PSNDiff(h.PSN, r.exp) < 0 {
+			r.duplicate(w, h)
+		}
+	} else if r.syndrome == 0 {
 		r.q.dev.stats.wrongState.Add(1)
 	} else if r.checkPacket(h, p) && h.Opcode.IsRequest() && wire.PSNDiff(h.PSN, r.refusedPSN) <= 0 {
 		if h.PSN != r.refusedPSN && !h.Opcode.IsSend() && !h.Opcode.IsWrite() {
@@ -130,7 +134,7 @@ func (r *rc) stop(w *work) {
 	if r.cc == nil {
 		return
 	}
-	if r.q.state == stateClosed || r.due != dueRefusal {
+	if r.q.state == stateClosed || r.due != dueRefusal && !r.accepted {
 		r.dropReplies()
 	}
 	r.cc.quit(w, r)
@@ -168,7 +172,7 @@ var _ transport = (*rc)(nil)
 // check refuses what this device cannot do on a reliable connection.
 func (r *rc) check(wr *verbs.SendWR) error {
 	switch wr.Op {
-	case verbs.OpSend, verbs.OpSendWithImm, verbs.OpWrite, verbs.OpWriteWithImm:
+	case verbs.OpSend, verbs.OpSendWithImm, verbs.OpSendWithInv, verbs.OpWrite, verbs.OpWriteWithImm:
 		return nil
 	case verbs.OpRead, verbs.OpCompareSwap, verbs.OpFetchAdd:
 		switch {

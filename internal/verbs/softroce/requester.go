@@ -230,7 +230,7 @@ func (r *rc) send(w *work, e *sendWQE, packet, psn uint32, ask bool) {
 	h.AckReq = ask
 	h.Solicited = last && e.flags&verbs.Solicited != 0 && e.op != verbs.OpWrite
 	h.RETH = wire.RETH{VA: e.raddr, RKey: e.rkey, Length: e.length}
-	h.Imm = e.imm
+	h.Imm, h.InvKey = e.imm, e.imm
 	r.add(w, h)
 	gather(w, e, uint64(packet)*uint64(r.mtu), uint64(n))
 	r.launched(w, psn, 1, ask)
@@ -283,6 +283,10 @@ func requestOpcode(op verbs.Opcode, first, last bool) wire.Opcode {
 		c = wire.RCWriteFirst
 	}
 	switch {
+	case last && op == verbs.OpSendWithInv && first:
+		return wire.RCSendOnlyInv
+	case last && op == verbs.OpSendWithInv:
+		return wire.RCSendLastInv
 	case first && last:
 		c += wire.RCSendOnly
 	case last:

@@ -46,6 +46,7 @@ type responder struct {
 
 	due         due
 	syndrome    uint8 // of the refusal that ended the connection; 0: none did
+	accepted    bool  // the connection ended with the request before the expected one, which was not refused
 	refusedPSN  uint32
 	notReadyPSN uint32
 	aheadMost   uint32
@@ -77,13 +78,8 @@ func (r *rc) request(w *work, h *wire.Packet) {
 		return
 	} else if d < 0 {
 		r.q.dev.stats.duplicates.Add(1)
-		// Done before, but the answer may be lost.
 		r.repeat = true
-		if h.Opcode.IsSend() || h.Opcode.IsWrite() {
-			r.answerWith(dueAck)
-		} else {
-			r.again(w, h)
-		}
+		r.duplicate(w, h)
 		return
 	}
 	r.nakSent = false
@@ -92,8 +88,7 @@ func (r *rc) request(w *work, h *wire.Packet) {
 	op := h.Opcode
 	switch {
 	case op.Begins() != (r.open == openNone),
-		!op.Begins() && op.IsSend() != (r.open == openSend),
-		op.HasInv():
+		!op.Begins() && op.IsSend() != (r.open == openSend):
 		r.refuse(w, wire.SyndromeInvalidReq)
 		return
 	case op == wire.RCReadRequest:
@@ -140,6 +135,15 @@ func (r *rc) request(w *work, h *wire.Packet) {
 	}
 }
 
+// duplicate takes a request that was done before: the answer may be lost.
+func (r *rc) duplicate(w *work, h *wire.Packet) {
+	if h.Opcode.IsSend() || h.Opcode.IsWrite() {
+		r.answerWith(dueAck)
+	} else {
+		r.again(w, h)
+	}
+}
+
 // gap takes a packet ahead of the expected one.
 func (r *rc) gap(psn uint32) {
 	r.q.dev.stats.outOfOrder.Add(1)
@@ -180,6 +184,10 @@ func (r *rc) takeSend(w *work, h *wire.Packet) bool {
 		return false
 	}
 	if h.Opcode.Ends() {
+		if h.Opcode.HasInv() && !r.invalidate(h.InvKey) {
+			r.failInvalidate(w, h)
+			return false
+		}
 		r.completeRecv(w, h, verbs.WCRecv, uint32(r.off))
 	}
 	return true
@@ -256,6 +264,8 @@ func (r *rc) completeRecv(w *work, h *wire.Packet, op verbs.WCOpcode, n uint32) 
 	wc := verbs.WC{ID: r.q.rq.at(r.q.rq.head).id, Op: op, ByteLen: n, QPN: r.q.num}
 	if h.Opcode.HasImm() {
 		wc.Imm, wc.Flags = h.Imm, verbs.WCWithImm
+	} else if h.Opcode.HasInv() {
+		wc.Imm, wc.Flags = h.InvKey, verbs.WCWithInv
 	}
 	r.q.rq.head++
 	r.q.recvCQ.push(w, &wc)

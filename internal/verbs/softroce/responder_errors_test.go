@@ -110,8 +110,9 @@ func TestInvalidRequestsEndTheConnection(t *testing.T) {
 		{"fetch and add", one(wire.RCFetchAdd, 0), inv, 0, 0, 0},
 		{"flush", one(wire.RCFlush, 0), inv, 0, 0, 0},
 		{"atomic write", one(wire.RCAtomicWrite, 8), inv, 0, 0, 0},
-		{"send with invalidate", one(wire.RCSendOnlyInv, 8), inv, 0, 0, 0},
-		{"send last with invalidate", after(wire.RCSendFirst, wire.RCSendLastInv, 8), inv, 0, 1, 0},
+		{"send last with invalidate first", one(wire.RCSendLastInv, 8), inv, 0, 0, 0},
+		{"send only with invalidate in a send", after(wire.RCSendFirst, wire.RCSendOnlyInv, 8), inv, 0, 1, 0},
+		{"send last with invalidate in a write", after(wire.RCWriteFirst, wire.RCSendLastInv, 44), inv, 0, 1, 0},
 
 		{"send longer than its receive", func(p *peer) []wire.Packet {
 			return []wire.Packet{packet(wire.RCSendFirst, peerPSN, full), packet(wire.RCSendLast, peerPSN+1, full[:45])}

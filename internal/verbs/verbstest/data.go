@@ -20,7 +20,6 @@ var dataTests = []test{
 	{"Atomics", testAtomics},
 	{"FlushOp", testFlushOp},
 	{"AtomicWrite", testAtomicWrite},
-	{"SendWithInvalidate", testSendWithInvalidate},
 	{"Unsupported", testUnsupported},
 	{"Mix", testMix},
 }
@@ -311,20 +310,6 @@ func testAtomicWrite(s *suite, t *testing.T) {
 	a.send(verbs.SendWR{ID: 1, Op: verbs.OpAtomicWrite, Flags: verbs.Signaled, SGL: src.sgl(), RemoteAddr: dst.addr(), RKey: dst.rkey()})
 	require.Equal(t, verbs.WCAtomicWrite, a.waitID(1, verbs.Success).Op)
 	dst.requireBytes(t, src.bytes())
-}
-
-func testSendWithInvalidate(s *suite, t *testing.T) {
-	if !s.supports(verbs.OpSendWithInv) {
-		t.Skip("SEND_WITH_INV is declared unsupported")
-	}
-	a, b := s.pair(t)
-	extra := register(t, b.pd, b.arena.Bytes()[:100], verbs.LocalWrite|verbs.RemoteWrite)
-	b.recv(verbs.RecvWR{ID: 1})
-	a.send(verbs.SendWR{ID: 2, Op: verbs.OpSendWithInv, Flags: verbs.Signaled, InvalidateKey: extra.RKey()})
-	a.waitID(2, verbs.Success)
-	wc := b.waitID(1, verbs.Success)
-	require.Equal(t, verbs.WCWithInv, wc.Flags)
-	require.Equal(t, extra.RKey(), wc.Imm)
 }
 
 // testUnsupported checks that what the provider lacks is refused as such, leaves

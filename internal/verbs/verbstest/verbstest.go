@@ -32,6 +32,10 @@ type Config struct {
 	// of them must be refused with [errors.ErrUnsupported]; each of the others must work.
 	Unsupported []verbs.Opcode
 
+	// NoInvalidate is for a provider without verbs.RemoteInvalidate: no region of a program can be invalidated by a peer, and a
+	// SEND that tries to is refused.
+	NoInvalidate bool
+
 	// NoRNRLimit is for a provider that waits for a receive without end,
 	// whatever ConnParam.RNRRetryCount says.
 	NoRNRLimit bool
@@ -109,6 +113,7 @@ func TestProvider(t *testing.T, cfg Config) {
 		{"Notify", notifyTests},
 		{"Error", errorTests},
 		{"SRQ", srqTests},
+		{"Invalidate", invalidateTests},
 		{"CM", cmTests},
 		{"Lifetime", lifetimeTests},
 		{"Many", manyTests},
