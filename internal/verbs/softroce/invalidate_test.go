@@ -131,11 +131,11 @@ func TestInvalidateRefused(t *testing.T) {
 		accepted := func() {
 			t.Helper()
 			got := p.take()
-			h := got[len(got)-1]
+			require.Len(t, got, packets+1)
+			h := got[packets]
 			require.Equal(t, sent{wire.RCAck, at + 1, false, 0}, sent{h.Opcode, h.PSN, h.AckReq, len(h.Payload)})
 			require.Equal(t, wire.SyndromeACK, h.AETH.Syndrome)
 			require.EqualValues(t, 2, h.MSN)
-			require.Len(t, got, packets+1)
 			for i, h := range got[:packets] {
 				require.True(t, h.Opcode.IsReadResponse())
 				require.EqualValues(t, peerPSN+i, h.PSN)

@@ -273,7 +273,9 @@ func testInvalidateSRQ(s *suite, t *testing.T) {
 	c.send(verbs.SendWR{ID: 5, Op: verbs.OpSend, Flags: verbs.Signaled})
 	c.waitID(5, verbs.Success)
 	d.waitID(2, verbs.Success)
-	s.needsInvalidate(t, p.pd, p.arena.Bytes())
+	if s.NoInvalidate {
+		return
+	}
 	victim := register(t, p.pd, p.arena.Bytes(), invalidatable)
 	c.send(verbs.SendWR{ID: 6, Op: verbs.OpSendWithInv, Flags: verbs.Signaled, InvalidateKey: victim.RKey()})
 	c.waitID(6, verbs.Success)
