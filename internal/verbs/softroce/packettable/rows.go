@@ -1,0 +1,8 @@
+package packettable
+
+import "slices"
+
+// Rows returns the table.
+func Rows() []Row {
+	return slices.Concat(goodRows(), psnRows(), duplicateRows(), orderRows(), lengthRows(), accessRows(), headerRows(), datagramRows())
+}

@@ -1,0 +1,60 @@
+//go:build guest
+
+package guest
+
+import (
+	"context"
+	"flag"
+	"net/netip"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/go-rdma/rdma/internal/verbs/rdmacore"
+	"github.com/go-rdma/rdma/internal/verbs/softroce/packettable"
+)
+
+var (
+	device = flag.String("device", "rxe0", "the RDMA device")
+	addr   = flag.String("addr", "10.9.0.1", "its address")
+	peer   = flag.String("peer", "10.9.0.2", "the address that packets come from")
+	netns  = flag.String("netns", "peer", "the network namespace which has that")
+)
+
+// listen opens the wire in another network namespace.
+func listen(t *testing.T) (p *packettable.Peer) {
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // for good: the thread ends with the goroutine
+		fd, err := unix.Open("/run/netns/"+*netns, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		if err == nil {
+			err = unix.Setns(fd, unix.CLONE_NEWNET)
+		}
+		if err == nil {
+			p, err = packettable.Listen(netip.MustParseAddr(*peer))
+		}
+		_ = unix.Close(fd)
+		done <- err
+	}()
+	require.NoError(t, <-done)
+	t.Cleanup(func() { require.NoError(t, p.Close()) })
+	return p
+}
+
+// TestPacketTable judges rdma_rxe by its packets.
+func TestPacketTable(t *testing.T) {
+	p := listen(t)
+	r := rdmacore.New(&rdmacore.Config{})
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		require.NoError(t, r.Drain(ctx))
+	})
+	packettable.Test(t, packettable.Config{
+		Provider: r, Device: *device, Addr: netip.MustParseAddr(*addr), Peer: p, Linux: true,
+		Patience: 10 * time.Second, Quiet: 30 * time.Millisecond,
+	})
+}
