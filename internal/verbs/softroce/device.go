@@ -49,6 +49,7 @@ type device struct {
 	groups   groupTable
 	polling  atomic.Int32 // consumers that are reading the network
 	spins    spinning
+	holds    holding
 	madPSN   atomic.Uint32
 	stats    counters
 }

@@ -24,6 +24,8 @@ type rc struct {
 
 	handed handed
 
+	hold heldAck
+
 	requester
 	responder
 }
@@ -130,6 +132,7 @@ func (r *rc) received(w *work) {
 // stop ends all activity for good. An answer that is due is still given.
 func (r *rc) stop(w *work) {
 	r.settle(w)
+	r.giveHeld(w, false)
 	r.timer.stop()
 	if r.cc == nil {
 		return

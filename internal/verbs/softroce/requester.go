@@ -151,6 +151,7 @@ func (r *rc) transmit(w *work) {
 	// A request that is repeated may have been larger than the room for it.
 	r.cc.give(w, credit)
 	if sent > 0 {
+		r.giveHeld(w, true)
 		// The payload is the consumer's again as soon as an acknowledgement of
 		// these packets, or of the ones they repeat, is processed.
 		w.flush()

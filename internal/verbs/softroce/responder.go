@@ -269,6 +269,7 @@ func (r *rc) completeRecv(w *work, h *wire.Packet, op verbs.WCOpcode, n uint32) 
 	}
 	r.q.rq.head++
 	r.q.recvCQ.push(w, &wc)
+	r.hold.told = true
 }
 
 // failRecv fails the oldest receive, and with it the connection.
@@ -339,9 +340,14 @@ func (r *rc) answer(w *work) {
 		psn = r.refusedPSN
 	}
 	if d == dueAck {
+		if r.mayHold() {
+			r.holdAck(w)
+			return
+		}
 		aeth = wire.ACK(r.msn)
 		psn = wire.PSNAdd(r.exp, psnMask)
 	}
+	r.dropHeld(false)
 	h := r.header(w, wire.RCAck, psn)
 	h.AETH = aeth
 	r.add(w, h)

@@ -117,6 +117,7 @@ func (r *rc) take(n uint32) *resource {
 	if r.due == dueAck {
 		r.due = dueNothing // the response says it
 	}
+	r.dropHeld(false)
 	return e
 }
 

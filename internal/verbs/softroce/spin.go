@@ -22,8 +22,8 @@ const (
 	restTime  = time.Millisecond
 )
 
-// quieter is a network whose own goroutine need not be woken for what consumers find by Poll. Yield lets other
-// threads run: the one to answer may want this very processor.
+// quieter is a network whose own goroutine need not be woken for what consumers find by Poll, and which tells when it
+// is idle. Yield lets other threads run: the one to answer may want this very processor.
 type quieter interface {
 	Quiet(on bool)
 	Yield()
@@ -34,6 +34,8 @@ type quieter interface {
 type spinning struct {
 	net   quieter      // nil: it cannot be quiet
 	armed atomic.Int32 // completion queues: somebody wants to be told
+
+	active atomic.Int32 // n
 
 	mu    sync.Mutex
 	n     int
@@ -49,6 +51,7 @@ func (s *spinning) begin(now int64) {
 		return
 	}
 	s.mu.Lock()
+	s.active.Add(1)
 	if s.n++; s.n == 1 {
 		s.soon = now-s.ended < soonAgain
 	}
@@ -65,6 +68,7 @@ func (s *spinning) end(d *device, back bool) {
 	now := d.now()
 	s.mu.Lock()
 	s.ended = now
+	s.active.Add(-1)
 	if s.n--; s.n == 0 {
 		if !back && !s.soon {
 			s.loud()
@@ -148,7 +152,14 @@ func (c *cq) spin(wc []verbs.WC, limit int64, back bool) (n int, err error) {
 	start := d.now()
 	d.spins.begin(start)
 	for range spinTurns {
-		if n, err = c.Poll(wc); n > 0 || err != nil || d.now()-start >= limit {
+		if n, err = c.Poll(wc); n > 0 || err != nil {
+			break
+		}
+		now := d.now()
+		if d.holds.n.Load() > 0 && now-d.holds.since.Load() >= holdTime {
+			d.holds.giveAll(d)
+		}
+		if now-start >= limit {
 			break
 		}
 		if d.spins.net != nil {

@@ -86,6 +86,9 @@ type Handler interface {
 	HandlePackets(ps []Packet)
 }
 
+// Idler is a Handler that wants to know when the goroutine of a [UDP] that has called it is about to sleep.
+type Idler interface{ HandleIdle() }
+
 // Route is how this host reaches an address.
 type Route struct {
 	Local     netip.Addr

@@ -121,6 +121,9 @@ func (s *rxSock) drain() (closed bool) {
 		case 0:
 			failures = 0
 		case unix.EAGAIN:
+			if s.u.idler != nil {
+				s.u.idler.HandleIdle()
+			}
 			return false
 		default: // an error that the network left at a connected socket; reading takes it off
 			failures++

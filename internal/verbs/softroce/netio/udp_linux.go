@@ -21,8 +21,9 @@ const (
 // from ports of its own: an answer always goes to port 4791, and a source port only picks the way
 // through the network (and, among processes that share a port, the receiver).
 type UDP struct {
-	cfg Config
-	gso bool
+	cfg   Config
+	idler Idler // the handler, or nil
+	gso   bool
 
 	rx []*rxSock // of each family that the host has, IPv4 first
 
@@ -83,6 +84,7 @@ func Listen(cfg Config) (*UDP, error) {
 	if few != 0 {
 		u.maxFresh = min(max(few/freshPart, 1), maxFresh)
 	}
+	u.idler, _ = cfg.Handler.(Idler)
 	u.prefSocks.Store(new([]*rxSock))
 	u.groups = make(map[groupKey]*groupSock)
 	u.groupSocks.Store(new([]*rxSock))
