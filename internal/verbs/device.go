@@ -74,7 +74,7 @@ type DeviceInfo struct {
 	MaxRDAtomic int   // outstanding READs and atomics per queue pair
 
 	ODP               bool // on-demand paging
-	NativeFlush       bool // FLUSH (IBTA 1.5) without emulation
+	NativeFlush       bool // FLUSH (IBTA 1.5) of both placement types, without emulation
 	NativeAtomicWrite bool // ATOMIC_WRITE (IBTA 1.5) without emulation
 }
 

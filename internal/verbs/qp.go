@@ -88,11 +88,11 @@ type SendWR struct {
 	Op    Opcode
 	Flags SendFlags
 
-	// SGL is the local memory: gathered by SEND, WRITE and atomic write, scattered into by
+	// SGL is the local memory: gathered by SEND, WRITE and ATOMIC_WRITE, scattered into by
 	// READ and atomics. It must not change until the request completes.
 	SGL []SGE
 	// Inline replaces SGL by bytes of any memory, taken before PostSend
-	// returns; at most QPCap.MaxInline bytes.
+	// returns; at most QPCap.MaxInline bytes, but the 8 of ATOMIC_WRITE always.
 	Inline []byte
 
 	Imm           uint32 // host order; on the wire big endian
@@ -102,9 +102,13 @@ type SendWR struct {
 	RKey       uint32
 
 	Compare uint64 // CMP_SWAP
-	SwapAdd uint64 // CMP_SWAP: the new value; FETCH_ADD: the addend; ATOMIC_WRITE: the value
+	SwapAdd uint64 // CMP_SWAP: the new value; FETCH_ADD: the addend
 
+	// FLUSH only. It makes what earlier requests of this queue pair wrote to the memory visible to everything in the peer's host, or
+	// persistent, or both, before it completes. Later requests but READs, atomics and ATOMIC_WRITEs do not wait for it, unless
+	// they have the flag Fence.
 	FlushLength uint32
+	FlushLevel  FlushLevel
 	FlushType   Access // FlushGlobal, FlushPersistent or both
 
 	// UD only.

@@ -134,7 +134,7 @@ const (
 	Signaled SendFlags = 1 << iota
 	// Solicited marks the message as a solicited event at the receiver.
 	Solicited
-	// Fence holds the request back until earlier READs and atomics are done.
+	// Fence holds the request back until earlier READs, atomics, FLUSHes and ATOMIC_WRITEs are done.
 	Fence
 )
 

@@ -9,17 +9,11 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/go-rdma/rdma/internal/verbs"
 	"github.com/go-rdma/rdma/internal/verbs/softroce"
 	"github.com/go-rdma/rdma/internal/verbs/softroce/simnet"
 	"github.com/go-rdma/rdma/internal/verbs/softroce/wire"
 	"github.com/go-rdma/rdma/internal/verbs/verbstest"
 )
-
-// lacking are the operations that the device does not have.
-var lacking = []verbs.Opcode{
-	verbs.OpFlush, verbs.OpAtomicWrite,
-}
 
 // provider returns a provider that has told all peers when the test ends, so that
 // no goroutine is left.
@@ -76,9 +70,9 @@ func TestConformanceSimulated(t *testing.T) {
 			verbstest.TestProvider(t, verbstest.Config{
 				Active:  provider(t, &softroce.Config{Open: network.Host(a).Open}),
 				Passive: provider(t, &softroce.Config{Open: network.Host(b).Open}),
-				Listen:  b, Dial: b, Unsupported: lacking, Allocates: c.name == "Bad",
+				Listen:  b, Dial: b, Allocates: c.name == "Bad",
 				NoDatagrams: c.name == "Bad", // see TestDatagramsOnBadNetwork
-				Groups:      groups(b),
+				Groups:      groups(b), PersistentMemory: persistentMemory,
 			})
 		})
 	}
@@ -100,8 +94,8 @@ func TestConformanceLoopback(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			verbstest.TestProvider(t, verbstest.Config{
 				Active: c.active, Passive: c.passive,
-				Listen: netip.MustParseAddr(c.listen), Dial: netip.MustParseAddr(c.dial), Unsupported: lacking,
-				Groups: c.groups,
+				Listen: netip.MustParseAddr(c.listen), Dial: netip.MustParseAddr(c.dial),
+				Groups: c.groups, PersistentMemory: persistentMemory,
 			})
 		})
 	}

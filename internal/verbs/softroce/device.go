@@ -52,6 +52,8 @@ type device struct {
 	holds    holding
 	madPSN   atomic.Uint32
 	stats    counters
+
+	persister persister
 }
 
 // newDevice opens the network for a device, which is held once. Packets are
@@ -165,6 +167,7 @@ func (d *device) Info() *verbs.DeviceInfo {
 		Ports: []verbs.PortInfo{port},
 		MaxQP: maxQPs, MaxCQE: maxCQE, MaxQPWR: maxWR, MaxSGE: maxSGE,
 		MaxMsgSize: maxMsgSize, MaxInline: maxInline, MaxRDAtomic: maxRDAtomic,
+		NativeFlush: true, NativeAtomicWrite: true,
 	}
 }
 

@@ -34,6 +34,8 @@ type node struct {
 	addr  netip.Addr
 	ends  []*end
 
+	persist func(mem []byte) error // what FLUSHes of mr do; nil: nothing
+
 	closers []interface{ Close() error }
 }
 
@@ -58,13 +60,25 @@ func newNode(t testing.TB, cfg *Config, host opener, addr netip.Addr) *node {
 	n.arena, err = p.NewArena(nodeMem)
 	require.NoError(t, err)
 	n.mem = n.arena.Bytes()
-	n.mr = n.reg(n.mem, verbs.LocalWrite|verbs.RemoteWrite|verbs.RemoteRead|verbs.RemoteAtomic)
+	n.mr = n.regPersistent(n.mem, func(mem []byte) error {
+		if n.persist == nil {
+			return nil
+		}
+		return n.persist(mem)
+	})
 	t.Cleanup(n.close)
 	return n
 }
 
 func (n *node) reg(mem []byte, access verbs.Access) verbs.MR {
 	m, err := n.pd.RegMR(mem, access)
+	require.NoError(n.t, err)
+	return m
+}
+
+func (n *node) regPersistent(mem []byte, persist func(mem []byte) error) verbs.MR {
+	m, err := n.pd.RegPersistentMR(mem,
+		verbs.LocalWrite|verbs.RemoteWrite|verbs.RemoteRead|verbs.RemoteAtomic|verbs.FlushGlobal, persist)
 	require.NoError(n.t, err)
 	return m
 }

@@ -45,6 +45,14 @@ func fuzzReceive(f *testing.F, shared bool) {
 	seed(packet(wire.RCReadRequest, 0, nil), packet(wire.RCReadResponseOnly, 0, full), packet(wire.UDSendOnly, 0, full))
 	seed(wire.Packet{BTH: wire.BTH{Opcode: wire.RCReadRequest}, RETH: reth}, wire.Packet{BTH: wire.BTH{Opcode: wire.RCReadRequest}, RETH: reth})
 	seed(packet(wire.RCFetchAdd, 0, nil), packet(wire.RCCompareSwap, 0, nil), packet(wire.RCAtomicAck, 0, nil))
+	flush := func(level uint8) wire.Packet {
+		h := packet(wire.RCFlush, 0, nil)
+		h.FETH, h.RETH = wire.NewFETH(wire.PlacementGlobal|wire.PlacementPersistent, level), reth
+		return h
+	}
+	word := wire.Packet{BTH: wire.BTH{Opcode: wire.RCAtomicWrite}, RETH: wire.RETH{Length: 8}, Payload: full[:8]}
+	seed(flush(wire.FlushRange), word, flush(wire.FlushMR), word, flush(2), packet(wire.RCReadRequest, 0, nil))
+	seed(flush(wire.FlushMR), flush(wire.FlushMR), flush(wire.FlushMR), flush(wire.FlushMR), flush(wire.FlushMR), word)
 	seed(reply(0, 256, make([]byte, 600))...)
 	seed(append([]wire.Packet{ack(0), ack(0)}, reply(0, 256, make([]byte, 600))...)...)
 	seed(packet(wire.RCSendOnlyInv, 0, []byte("abc")), packet(wire.RCSendOnlyInv, 0, nil))
@@ -63,9 +71,15 @@ func fuzzReceive(f *testing.F, shared bool) {
 		e := n.newEnd(attr, 64, nil)
 		require.NoError(t, e.q.connect(&rcAttr{
 			path: newPath(addrA, addrB), destQPN: peerQPN, mtu: 256, ackTimeout: 19, rqPSN: 0xFFFFFC, sqPSN: 0xFFFFFD, rnrRetry: 3,
-			maxRDAtomic: 3, maxDestRDAtomic: 3,
+			maxRDAtomic: 6, maxDestRDAtomic: 3,
 		}))
-		small := n.reg(n.mem[4096:4096+500], verbs.LocalWrite|verbs.RemoteWrite|verbs.RemoteRead|verbs.RemoteAtomic|verbs.RemoteInvalidate)
+		small, err := n.pd.RegPersistentMR(n.mem[4096:4096+500], allAccess, func(mem []byte) error {
+			if len(mem) == 0 || len(mem) > 500 {
+				panic("FLUSH of what is not the region's")
+			}
+			return nil
+		})
+		require.NoError(t, err)
 		recvs := []verbs.RecvWR{{SGL: []verbs.SGE{{Addr: small.Addr(), Length: 300, LKey: small.LKey()}}}, {}, {}}
 		if shared {
 			srq.mustPost(t, recvs...)
@@ -74,6 +88,7 @@ func fuzzReceive(f *testing.F, shared bool) {
 		}
 		e.send(e.write(1, 0, 1000), e.write(2, 0, 0), e.write(3, 5, 5))
 		e.send(e.read(4, 8192, 600), e.fetchAdd(5, 8800, 1), e.read(6, 9000, 1))
+		e.send(e.flushOf(7, verbs.FlushGlobal, 5), e.atomicWrite(8, 9), e.flushOf(9, verbs.FlushPersistent, 5))
 
 		var batch []netio.Packet
 		for len(in) >= 2 {
@@ -92,8 +107,12 @@ func fuzzReceive(f *testing.F, shared bool) {
 					b[9], b[10], b[11] = byte(psn>>16), byte(psn>>8), byte(psn)
 				}
 				if op := wire.Opcode(b[0]); flags&4 != 0 && (op.HasRETH() || op.IsAtomic()) && len(b) >= op.HeaderLen() {
-					binary.BigEndian.PutUint64(b[12:], small.Addr()+uint64(flags>>4))
-					binary.BigEndian.PutUint32(b[20:], small.RKey())
+					at := b[wire.BTHLen:]
+					if op.Extensions()&wire.ExtFETH != 0 {
+						at = at[wire.FETHLen:]
+					}
+					binary.BigEndian.PutUint64(at, small.Addr()+uint64(flags>>4))
+					binary.BigEndian.PutUint32(at[8:], small.RKey())
 				} else if flags&4 != 0 && op.HasInv() && len(b) >= op.HeaderLen() {
 					binary.BigEndian.PutUint32(b[wire.BTHLen:], small.RKey())
 				}
@@ -111,7 +130,7 @@ func fuzzReceive(f *testing.F, shared bool) {
 		if shared {
 			left = srq.rq.len()
 		}
-		require.Len(t, e.completions(), 9-left, "every request completes once")
+		require.Len(t, e.completions(), 12-left, "every request completes once")
 		require.Zero(t, e.q.rc.inflight)
 		require.Zero(t, e.q.rc.cc.inflight)
 		require.Equal(t, make([]byte, 4096), n.mem[:4096])

@@ -21,6 +21,8 @@ type mr struct {
 	key    uint32 // local and remote
 	access verbs.Access
 
+	persist func(mem []byte) error // with FlushPersistent
+
 	// refs counts accesses in progress; it is negative once the region is closed.
 	refs    atomic.Int64
 	invalid atomic.Bool   // by a peer's request
@@ -63,6 +65,10 @@ const allAccess = verbs.LocalWrite | verbs.RemoteWrite | verbs.RemoteRead | verb
 	verbs.FlushGlobal | verbs.FlushPersistent | verbs.RemoteInvalidate
 
 func (p *pd) RegMR(mem []byte, access verbs.Access) (verbs.MR, error) {
+	return p.register(mem, access, nil)
+}
+
+func (p *pd) register(mem []byte, access verbs.Access, persist func(mem []byte) error) (verbs.MR, error) {
 	switch {
 	case len(mem) == 0:
 		return nil, fmt.Errorf("softroce: region of no memory: %w", syscall.EINVAL)
@@ -78,6 +84,10 @@ func (p *pd) RegMR(mem []byte, access verbs.Access) (verbs.MR, error) {
 	m := &mr{
 		pd: p, arena: p.arenaOf(mem), mem: mem[:len(mem):len(mem)], size: uint64(len(mem)),
 		access: access, drained: make(chan struct{}, 1),
+	}
+	if err := m.persistBy(persist); err != nil {
+		m.unuse()
+		return nil, err
 	}
 	// Offsets in a page stay as they are in memory, and with them the alignment of atomics.
 	page := uint64(pageSize)
@@ -105,12 +115,17 @@ func (m *mr) Close() error {
 			<-m.drained
 		}
 		m.mem = nil // the memory may be unmapped from now on
-		if m.arena != nil {
-			m.arena.unuse()
-		}
-		m.pd.unuse()
+		m.unuse()
 	})
 	return nil
+}
+
+// unuse takes the region back from what counts it.
+func (m *mr) unuse() {
+	if m.arena != nil {
+		m.arena.unuse()
+	}
+	m.pd.unuse()
 }
 
 // keys finds the regions that requests name in a domain, under the lock of whoever has it.

@@ -366,6 +366,10 @@ func sendWCOpcode(op verbs.Opcode) verbs.WCOpcode {
 		return verbs.WCCompareSwap
 	case verbs.OpFetchAdd:
 		return verbs.WCFetchAdd
+	case verbs.OpFlush:
+		return verbs.WCFlush
+	case verbs.OpAtomicWrite:
+		return verbs.WCAtomicWrite
 	}
 	return verbs.WCSend
 }

@@ -21,13 +21,17 @@ type sendWQE struct {
 	packets uint32
 	op      verbs.Opcode
 	flags   verbs.SendFlags
+	feth    uint8  // of a FLUSH
 	compare uint64 // of atomics
 	swapAdd uint64
 	status  verbs.Status // not Success: the request fails when its turn comes
 	inlined bool
-	sgl     []sge
-	inline  []byte
-	ah      *ah // of a datagram, whose queue pair number is raddr, and Q_Key rkey
+
+	flushLength uint32
+
+	sgl    []sge
+	inline []byte
+	ah     *ah // of a datagram, whose queue pair number is raddr, and Q_Key rkey
 }
 
 // recvWQE is a receive request in the queue.

@@ -116,12 +116,7 @@ func (r *rc) receiveDead(w *work, p *netio.Packet) {
 // responses among them allow to send.
 func (r *rc) received(w *work) {
 	r.settle(w)
-	// Others wait for this goroutine: what takes longer is done by another.
-	if !r.replying && !r.respond(w, replyHere) {
-		w.flush() // before what the other sends
-		r.replying = true
-		w.dev.replier.add(r)
-	}
+	r.reply(w)
 	if r.kicked && r.q.state == stateRTS {
 		r.transmit(w)
 	}
@@ -147,6 +142,7 @@ func (r *rc) stop(w *work) {
 
 // close follows stop, once.
 func (r *rc) close() {
+	r.flushing.Wait()
 	if r.cc != nil {
 		r.q.dev.paths.leave(r.cc)
 		r.path.SetFlow(0) // another one may have its port
@@ -177,10 +173,14 @@ func (r *rc) check(wr *verbs.SendWR) error {
 	switch wr.Op {
 	case verbs.OpSend, verbs.OpSendWithImm, verbs.OpSendWithInv, verbs.OpWrite, verbs.OpWriteWithImm:
 		return nil
-	case verbs.OpRead, verbs.OpCompareSwap, verbs.OpFetchAdd:
+	case verbs.OpRead, verbs.OpCompareSwap, verbs.OpFetchAdd, verbs.OpFlush, verbs.OpAtomicWrite:
 		switch {
 		case len(r.asked.ring) == 0:
 			return fmt.Errorf("softroce: %v requests: the connection was made with an initiator depth of 0: %w", wr.Op, syscall.EINVAL)
+		case wr.Op == verbs.OpFlush:
+			return checkFlush(wr)
+		case wr.Op == verbs.OpAtomicWrite:
+			return checkAtomicWrite(wr)
 		case wr.Inline != nil:
 			return fmt.Errorf("softroce: inline bytes of %v requests, which receive some: %w", wr.Op, syscall.EINVAL)
 		}

@@ -39,7 +39,7 @@ const (
 type requester struct {
 	una, nxt, max, end uint32
 
-	// READs and atomics that are outstanding. seen is una, or ahead of it by what came of a READ
+	// READs, atomics, FLUSHes and ATOMIC WRITEs that are outstanding. seen is una, or ahead of it by what came of a READ
 	// in the run of packets at hand.
 	asked  askedQueue
 	seen   uint32
@@ -65,6 +65,8 @@ type requester struct {
 	rttStart     int64  // 0: none
 	srtt, rttvar int64
 
+	flushMean, flushVar int64 // how long FLUSHes take, see flushRTO
+
 	nakPSN uint32 // of the last sequence NAK obeyed
 	nakAt  int64  // 0: none yet
 
@@ -83,7 +85,13 @@ type requester struct {
 }
 
 // queued gives a posted request its PSNs.
-func (r *rc) queued(e *sendWQE, _ *verbs.SendWR) {
+func (r *rc) queued(e *sendWQE, wr *verbs.SendWR) {
+	switch e.op {
+	case verbs.OpFlush:
+		e.setFlush(wr)
+	case verbs.OpAtomicWrite:
+		e.setAtomicWrite()
+	}
 	e.psn = r.end
 	e.packets = max(1, (e.length+r.mtu-1)/r.mtu)
 	r.end = wire.PSNAdd(r.end, e.packets)
@@ -132,14 +140,14 @@ func (r *rc) transmit(w *work) {
 		if r.curPacket += n; r.curPacket == e.packets {
 			r.cur, r.curPacket = r.cur+1, 0
 		}
-		if fetches(e.op) {
+		if responds(e.op) {
 			r.ask(w, e, packet, n, psn)
 		}
 		sent++
 		if n = 0; sent < maxTurn {
 			n = r.maySend(&credit)
 		}
-		if fetches(e.op) {
+		if responds(e.op) {
 			continue
 		}
 		r.sinceAck++
@@ -183,10 +191,10 @@ func (r *rc) maySend(credit *int64) uint32 {
 		return 0
 	}
 	e := r.q.sq.at(r.cur)
-	if e.status != verbs.Success || e.flags&verbs.Fence != 0 && r.asked.before(e.psn) {
+	if e.status != verbs.Success || e.flags&verbs.Fence != 0 && r.asked.before(e.psn) || r.asked.slow > 0 && r.followsFlush(e) {
 		return 0
 	}
-	if fetches(e.op) {
+	if responds(e.op) {
 		return r.mayAsk(e, uint32(room), credit)
 	}
 	need := r.cost(e, r.curPacket, r.curPacket+1)
@@ -211,8 +219,8 @@ func (r *rc) begin(w *work, e *sendWQE) bool {
 	if w.tx.Full() {
 		w.flush()
 	}
-	if fetches(e.op) {
-		return true // written to when the responses come
+	if responds(e.op) {
+		return true // what the SGL names is written to when the responses come
 	}
 	for i := range e.sgl {
 		if !w.hold(e.sgl[i].m) {
@@ -252,7 +260,7 @@ func (r *rc) launched(w *work, psn, n uint32, ask bool) {
 		r.rtoAt = r.progress + r.rto()
 	}
 	r.max = wire.PSNAdd(psn, n)
-	if ask && r.rttStart == 0 {
+	if ask && r.rttStart == 0 && r.asked.slow == 0 {
 		r.rttPSN, r.rttStart = psn, w.now()
 	}
 }

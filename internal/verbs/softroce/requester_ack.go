@@ -37,7 +37,9 @@ func (r *rc) advance(w *work, psn uint32) {
 		return
 	}
 	r.seen, r.denied = psn, 0
-	r.asked.done(psn)
+	if since := r.asked.done(psn); since != 0 {
+		r.flushTook(w.now() - since)
+	}
 	sq := &r.q.sq
 	var freed int64
 	for sq.head != sq.tail {

@@ -23,13 +23,17 @@ func fetches(op verbs.Opcode) bool { return op == verbs.OpRead || isAtomic(op) }
 
 func isAtomic(op verbs.Opcode) bool { return op == verbs.OpCompareSwap || op == verbs.OpFetchAdd }
 
-// asked is a READ or atomic request on the wire: the PSNs of its responses.
-type asked struct{ psn, end uint32 }
+// asked is a READ, atomic, FLUSH or ATOMIC WRITE request on the wire: the PSNs of its responses.
+type asked struct {
+	psn, end uint32
+	since    int64 // of a FLUSH that may take long: when it was asked for last; otherwise 0
+}
 
 // askedQueue holds the requests whose responses have not all come, oldest first.
 type askedQueue struct {
 	ring    []asked // as many as may be outstanding
 	head, n int
+	slow    int // how many of them may take long
 }
 
 func newAskedQueue(limit uint8) (q askedQueue) {
@@ -48,17 +52,26 @@ func (q *askedQueue) at(i int) *asked {
 	return &q.ring[i]
 }
 
-func (q *askedQueue) push(psn, end uint32) {
+func (q *askedQueue) push(a asked) {
 	q.n++
-	*q.at(q.n - 1) = asked{psn, end}
+	*q.at(q.n - 1) = a
+	if a.since != 0 {
+		q.slow++
+	}
 }
 
-// done takes out what has been answered: everything before psn.
-func (q *askedQueue) done(psn uint32) {
+// done takes out what has been answered: everything before psn. It returns since when the last of it was asked for that may take long,
+// if any.
+func (q *askedQueue) done(psn uint32) (since int64) {
 	for q.n > 0 && wire.PSNDiff(q.ring[q.head].end, psn) <= 0 {
+		if s := q.ring[q.head].since; s != 0 {
+			since = s
+			q.slow--
+		}
 		q.head = (q.head + 1) % len(q.ring)
 		q.n--
 	}
+	return since
 }
 
 // before tells whether a request before psn is outstanding.
@@ -124,7 +137,7 @@ func (r *rc) mayAsk(e *sendWQE, room uint32, credit *int64) uint32 {
 	return uint32(min(max(*credit/(int64(r.mtu)+packetOverhead), 1), int64(n)))
 }
 
-// ask puts a READ request for n packets, the first of which is given, or an atomic into the batch.
+// ask puts a READ request for n packets, the first of which is given, or another request that has a response into the batch.
 func (r *rc) ask(w *work, e *sendWQE, packet, n, psn uint32) {
 	var h *wire.Packet
 	switch e.op {
@@ -135,14 +148,30 @@ func (r *rc) ask(w *work, e *sendWQE, packet, n, psn uint32) {
 	case verbs.OpCompareSwap:
 		h = r.header(w, wire.RCCompareSwap, psn)
 		h.Atomic = wire.AtomicETH{VA: e.raddr, RKey: e.rkey, SwapAdd: e.swapAdd, Compare: e.compare}
-	default:
+	case verbs.OpFetchAdd:
 		h = r.header(w, wire.RCFetchAdd, psn)
 		h.Atomic = wire.AtomicETH{VA: e.raddr, RKey: e.rkey, SwapAdd: e.swapAdd}
+	case verbs.OpFlush:
+		h = r.header(w, wire.RCFlush, psn)
+		h.FETH = wire.FETH(e.feth)
+		h.RETH = wire.RETH{VA: e.raddr, RKey: e.rkey, Length: e.flushLength}
+	default:
+		h = r.header(w, wire.RCAtomicWrite, psn)
+		h.RETH = wire.RETH{VA: e.raddr, RKey: e.rkey, Length: atomicSize}
 	}
 	h.AckReq = true
 	r.add(w, h)
+	if e.op == verbs.OpAtomicWrite {
+		w.tx.Payload(e.inline)
+	}
+	a := asked{psn: psn, end: wire.PSNAdd(psn, n)}
+	if e.slow() {
+		a.since = w.now()
+	}
 	if wire.PSNDiff(psn, r.max) >= 0 {
-		r.asked.push(psn, wire.PSNAdd(psn, n))
+		r.asked.push(a)
+	} else if a.since != 0 {
+		r.asked.again(a)
 	}
 	r.launched(w, psn, n, true)
 }
@@ -172,7 +201,7 @@ func (r *rc) acknowledge(w *work, psn uint32) uint32 {
 // settle ends a run of responses.
 func (r *rc) settle(w *work) { r.advance(w, r.seen) }
 
-// answered takes a response to a READ or atomic.
+// answered takes a response to a READ, atomic, FLUSH or ATOMIC WRITE.
 func (r *rc) answered(w *work, h *wire.Packet) {
 	psn := h.PSN
 	if psn != r.seen {
@@ -198,6 +227,8 @@ func (r *rc) answered(w *work, h *wire.Packet) {
 		// Where a request begins and ends that asks for a part once more, responders name packets
 		// differently, so a name says no more than that.
 		status = scatter(e.sgl, uint64(packet)*uint64(r.mtu), h.Payload)
+	case places(e.op) && h.Opcode == wire.RCReadResponseOnly && len(h.Payload) == 0:
+		status = verbs.Success
 	}
 	if status != verbs.Success {
 		r.settle(w)

@@ -262,12 +262,10 @@ func TestPostErrors(t *testing.T) {
 			}
 			return err
 		}
-		for _, op := range []verbs.Opcode{
-			verbs.OpFlush, verbs.OpAtomicWrite, 0, 99,
-		} {
+		for _, op := range []verbs.Opcode{0, 99} {
 			require.True(t, isUnsupported(post(verbs.SendWR{Op: op})), op)
 		}
-		for _, op := range []verbs.Opcode{verbs.OpRead, verbs.OpCompareSwap, verbs.OpFetchAdd} {
+		for _, op := range []verbs.Opcode{verbs.OpRead, verbs.OpCompareSwap, verbs.OpFetchAdd, verbs.OpFlush, verbs.OpAtomicWrite} {
 			require.ErrorIs(t, post(verbs.SendWR{Op: op, SGL: p.end.sgl(0, 8)}), syscall.EINVAL, "the connection was made without")
 		}
 		require.ErrorIs(t, post(verbs.SendWR{Op: verbs.OpSend, SGL: make([]verbs.SGE, 3)}), syscall.EINVAL)

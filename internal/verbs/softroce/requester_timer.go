@@ -26,25 +26,32 @@ const (
 )
 
 // measured takes a round trip time (RFC 6298).
-func (r *rc) measured(rtt int64) {
-	if r.srtt == 0 {
-		r.srtt, r.rttvar = rtt, rtt/2
+func (r *rc) measured(rtt int64) { smooth(&r.srtt, &r.rttvar, rtt) }
+
+// smooth adds a measurement to the estimate of a mean and a deviation.
+func smooth(mean, dev *int64, t int64) {
+	if *mean == 0 {
+		*mean, *dev = t, t/2
 		return
 	}
-	d := r.srtt - rtt
+	d := *mean - t
 	if d < 0 {
 		d = -d
 	}
-	r.rttvar += (d - r.rttvar) / 4
-	r.srtt += (rtt - r.srtt) / 8
+	*dev += (d - *dev) / 4
+	*mean += (t - *mean) / 8
 }
 
-// baseRTO is the retransmission timeout of RFC 6298.
+// baseRTO is the retransmission timeout of RFC 6298, or longer where the peer may wait for a disk.
 func (r *rc) baseRTO() int64 {
-	if r.srtt == 0 {
-		return firstRTO
+	t := firstRTO
+	if r.srtt != 0 {
+		t = max(minRTO, r.srtt+4*r.rttvar)
 	}
-	return max(minRTO, r.srtt+4*r.rttvar)
+	if r.asked.slow > 0 {
+		t = max(t, r.flushRTO())
+	}
+	return t
 }
 
 // searchRTO bounds the timeout when there was no progress for as long as vain.

@@ -1,6 +1,7 @@
 package softroce
 
 import (
+	"sync"
 	"time"
 
 	"github.com/go-rdma/rdma/internal/verbs"
@@ -51,11 +52,17 @@ type responder struct {
 	notReadyPSN uint32
 	aheadMost   uint32
 
-	// READs and atomics, see responder_read.go.
+	// READs, atomics, FLUSHes and ATOMIC WRITEs, see responder_read.go.
 	resources    []resource // as many as the peer may have outstanding
 	nextResource int        // the oldest
 	replies      int        // how many of them are being answered
 	replying     bool       // by device.replier
+
+	// FLUSHes that make memory persistent, see flush.go.
+	unflushed  int            // how many of the resources are not done
+	persisting bool           // by device.persister
+	flushing   sync.WaitGroup // it is at memory
+	stalled    bool           // the expected request came before its time
 
 	// Runs of nothing but duplicates: the answers do not arrive.
 	repeat   bool // the run at hand is one so far
@@ -96,6 +103,12 @@ func (r *rc) request(w *work, h *wire.Packet) {
 		return
 	case op.IsAtomic():
 		r.takeAtomic(w, h)
+		return
+	case op == wire.RCFlush:
+		r.takeFlush(w, h)
+		return
+	case op == wire.RCAtomicWrite:
+		r.takeAtomicWrite(w, h)
 		return
 	case !op.IsSend() && !op.IsWrite():
 		r.refuse(w, wire.SyndromeInvalidReq)
@@ -286,7 +299,7 @@ func (r *rc) refuse(w *work, syndrome uint8) { r.refuseAt(w, r.exp, syndrome) }
 func (r *rc) refuseAt(w *work, psn uint32, syndrome uint8) {
 	r.q.dev.stats.refused.Add(1)
 	r.answerWith(dueRefusal)
-	r.syndrome, r.refusedPSN = syndrome, psn
+	r.syndrome, r.refusedPSN, r.accepted = syndrome, psn, false
 	r.q.fail(w, verbs.Success)
 }
 

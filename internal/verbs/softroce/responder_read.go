@@ -21,19 +21,21 @@ const (
 	replyAgain
 )
 
-// resource is a READ or atomic that was executed. It is kept as long as the request may come again, because its
-// response was lost: a READ is then executed again, an atomic has its old result (IBTA 9.7.5.1.4 and 9.4.5).
+// resource is a READ, atomic, FLUSH or ATOMIC WRITE that was taken. It is kept as long as the request may come again, because its
+// response was lost: a READ is then executed again, of the others the old result is told (IBTA 9.7.5.1.4, 9.4.5 and annex A19).
 type resource struct {
 	psn, packets uint32
 	msn          uint32
-	atomic       bool
+	op           wire.Opcode
+	refusal      uint8  // the syndrome, if executing it failed
 	original     uint64 // atomic
 
 	rkey   uint32 // READ
 	length uint32
 	va     uint64
-	region *mr
+	region *mr // FLUSH, too
 	off    uint64
+	flush  uint64 // bytes that a FLUSH has still to make persistent
 
 	// Of a reply, packets cur to end-1 are due. It began with packet start.
 	reply           replyState
@@ -43,8 +45,11 @@ type resource struct {
 
 // takeRead takes a READ request.
 func (r *rc) takeRead(w *work, h *wire.Packet) {
-	if !r.mayTake() || uint64(h.RETH.Length) > r.q.maxMessage() {
+	if uint64(h.RETH.Length) > r.q.maxMessage() {
 		r.refuse(w, wire.SyndromeInvalidReq)
+		return
+	}
+	if !r.admit(w, h) {
 		return
 	}
 	m, off, ok := r.readable(&h.RETH)
@@ -52,7 +57,7 @@ func (r *rc) takeRead(w *work, h *wire.Packet) {
 		r.refuse(w, wire.SyndromeRemoteAccess)
 		return
 	}
-	e := r.take(max(1, (h.RETH.Length+r.mtu-1)/r.mtu))
+	e := r.take(h.Opcode, max(1, (h.RETH.Length+r.mtu-1)/r.mtu))
 	e.rkey, e.length, e.va, e.region, e.off = h.RETH.RKey, h.RETH.Length, h.RETH.VA, m, off
 }
 
@@ -71,8 +76,11 @@ func (r *rc) readable(h *wire.RETH) (m *mr, off uint64, ok bool) {
 // takeAtomic takes and executes a CmpSwap or FetchAdd.
 func (r *rc) takeAtomic(w *work, h *wire.Packet) {
 	a := &h.Atomic
-	if !r.mayTake() || a.VA%atomicSize != 0 {
+	if a.VA%atomicSize != 0 {
 		r.refuse(w, wire.SyndromeInvalidReq)
+		return
+	}
+	if !r.admit(w, h) {
 		return
 	}
 	m := r.q.find(a.RKey)
@@ -80,6 +88,10 @@ func (r *rc) takeAtomic(w *work, h *wire.Packet) {
 	var off uint64
 	if ok {
 		off, ok = m.offset(a.VA, atomicSize)
+	}
+	if ok && r.unflushed > 0 {
+		r.stall(h)
+		return
 	}
 	if !ok || !m.hold() {
 		r.refuse(w, wire.SyndromeRemoteAccess)
@@ -92,17 +104,11 @@ func (r *rc) takeAtomic(w *work, h *wire.Packet) {
 		original = compareSwap(word, a.Compare, a.SwapAdd)
 	}
 	m.release()
-	e := r.take(1)
-	e.atomic, e.original = true, original
-}
-
-// mayTake tells whether the peer may have one more READ or atomic outstanding.
-func (r *rc) mayTake() bool {
-	return len(r.resources) > 0 && r.resources[r.nextResource].reply != replyFirst
+	r.take(h.Opcode, 1).original = original
 }
 
 // take makes a resource of the expected packet, whose answer takes n PSNs, in place of the oldest.
-func (r *rc) take(n uint32) *resource {
+func (r *rc) take(op wire.Opcode, n uint32) *resource {
 	e := &r.resources[r.nextResource]
 	if r.nextResource++; r.nextResource == len(r.resources) {
 		r.nextResource = 0
@@ -111,7 +117,7 @@ func (r *rc) take(n uint32) *resource {
 		r.replies-- // a repetition that nobody waits for any more
 	}
 	r.msn = wire.PSNAdd(r.msn, 1)
-	*e = resource{psn: r.exp, packets: n, msn: r.msn, reply: replyFirst, end: n}
+	*e = resource{op: op, psn: r.exp, packets: n, msn: r.msn, reply: replyFirst, end: n}
 	r.replies++
 	r.exp = wire.PSNAdd(r.exp, n)
 	if r.due == dueAck {
@@ -121,7 +127,7 @@ func (r *rc) take(n uint32) *resource {
 	return e
 }
 
-// again takes a READ or atomic request that was executed before. What is not known, or is not what was asked then,
+// again takes a request that was taken before and has a response. What is not known, or is not what was asked then,
 // draws no answer.
 func (r *rc) again(w *work, h *wire.Packet) {
 	var e *resource
@@ -133,11 +139,11 @@ func (r *rc) again(w *work, h *wire.Packet) {
 			break
 		}
 	}
-	if e == nil || e.atomic != h.Opcode.IsAtomic() || !e.atomic && h.Opcode != wire.RCReadRequest {
+	if e == nil || e.op != h.Opcode {
 		return
 	}
 	to := e.packets
-	if !e.atomic {
+	if e.op == wire.RCReadRequest {
 		// It may ask for a part: from a packet on, and up to one.
 		off := from * r.mtu
 		switch n := h.RETH.Length; {
@@ -172,6 +178,9 @@ func (r *rc) again(w *work, h *wire.Packet) {
 func (r *rc) respond(w *work, limit int) bool {
 	for r.replies > 0 {
 		e := r.oldestReply()
+		if e.flush > 0 {
+			return true // it is made persistent, see persistOne
+		}
 		for ; e.cur < e.end; e.cur++ {
 			if limit == 0 {
 				return false
@@ -185,16 +194,34 @@ func (r *rc) respond(w *work, limit int) bool {
 				r.deny(w, wire.PSNAdd(e.psn, e.cur))
 				break
 			}
+			syndrome := wire.SyndromeRemoteAccess
+			if e.refusal != 0 {
+				syndrome = e.refusal
+			}
 			r.dropReplies()
-			r.refuseAt(w, wire.PSNAdd(e.psn, max(e.cur, e.sent)), wire.SyndromeRemoteAccess)
+			r.refuseAt(w, wire.PSNAdd(e.psn, max(e.cur, e.sent)), syndrome)
 			r.answer(w)
 			return true
 		}
 		e.reply = replyNone
 		r.replies--
 	}
+	r.unstall()
 	r.answer(w)
 	return true
+}
+
+// reply sends what is due, and leaves to other goroutines what takes longer: others wait for this one.
+func (r *rc) reply(w *work) {
+	switch {
+	case r.replying:
+	case !r.respond(w, replyHere):
+		w.flush() // before what the other sends
+		r.replying = true
+		w.dev.replier.add(r)
+	case r.unflushed > 0:
+		w.flush()
+	}
 }
 
 // oldestReply returns the first reply that is due. There is one.
@@ -212,9 +239,18 @@ func (r *rc) oldestReply() *resource {
 // may change while they are sent, and then the ICRC would be wrong.
 func (r *rc) sendReply(w *work, e *resource) bool {
 	psn := wire.PSNAdd(e.psn, e.cur)
-	if e.atomic {
+	switch e.op {
+	case wire.RCCompareSwap, wire.RCFetchAdd:
 		h := r.header(w, wire.RCAtomicAck, psn)
 		h.AETH, h.AtomicAck.Original = wire.ACK(e.msn), e.original
+		r.add(w, h)
+		return true
+	case wire.RCFlush, wire.RCAtomicWrite:
+		if e.refusal != 0 {
+			return false
+		}
+		h := r.header(w, wire.RCReadResponseOnly, psn)
+		h.AETH = wire.ACK(e.msn)
 		r.add(w, h)
 		return true
 	}
@@ -263,7 +299,8 @@ func (r *rc) dropReplies() {
 	}
 	for i := range r.resources {
 		r.resources[i].reply = replyNone
+		r.forgetFlush(&r.resources[i])
 	}
-	r.replies = 0
+	r.replies, r.stalled = 0, false
 	r.due = dueNothing
 }

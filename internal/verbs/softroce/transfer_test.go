@@ -36,13 +36,14 @@ type op struct {
 	data   []byte
 }
 
-func (o *op) consumes() bool { return o.wr.Op != verbs.OpWrite && !fetches(o.wr.Op) }
+func (o *op) consumes() bool { return o.wr.Op != verbs.OpWrite && !responds(o.wr.Op) }
 
 // noise is what transfers send parts of.
 var noise = sync.OnceValue(func() []byte { return pattern(1, 2*outMem) })
 
 var planOps = []verbs.Opcode{
 	verbs.OpSend, verbs.OpSendWithImm, verbs.OpWrite, verbs.OpWriteWithImm, verbs.OpRead, verbs.OpRead, verbs.OpFetchAdd, verbs.OpCompareSwap,
+	verbs.OpFlush, verbs.OpAtomicWrite,
 }
 
 // effects are what a direction of a transfer leaves in memory.
@@ -65,7 +66,7 @@ func plan(r *rand.Rand, from, to *node, n int) (ops []op, e effects) {
 		if r.IntN(5) == 0 {
 			o.wr.Flags |= verbs.Fence
 		}
-		if fetches(o.wr.Op) {
+		if responds(o.wr.Op) {
 			planFetch(r, from, to, &o, &e)
 			ops = append(ops, o)
 			continue
@@ -99,7 +100,7 @@ func plan(r *rand.Rand, from, to *node, n int) (ops []op, e effects) {
 	return ops, e
 }
 
-// planFetch draws a READ of what the peer sends, or an atomic on one of a few words of it.
+// planFetch draws a READ of what the peer sends, an atomic on one of a few words of it or an ATOMIC_WRITE to one, or a FLUSH.
 func planFetch(r *rand.Rand, from, to *node, o *op, e *effects) {
 	o.wr.RKey = to.mr.RKey()
 	if o.wr.Op == verbs.OpRead {
@@ -115,8 +116,23 @@ func planFetch(r *rand.Rand, from, to *node, o *op, e *effects) {
 		o.wr.RemoteAddr = to.mr.Addr() + uint64(off)
 		return
 	}
+	if o.wr.Op == verbs.OpFlush {
+		off := r.IntN(nodeMem)
+		o.wr.RemoteAddr, o.wr.FlushLength = to.mr.Addr()+uint64(off), uint32(r.IntN(nodeMem-off))
+		o.wr.FlushLevel = verbs.FlushLevel(r.IntN(2))
+		o.wr.FlushType = []verbs.Access{verbs.FlushGlobal, verbs.FlushPersistent, verbs.FlushGlobal | verbs.FlushPersistent}[r.IntN(3)]
+		return
+	}
 	off, at := 8*r.IntN(4), r.IntN(fetchMem-8)
 	word := e.words[off : off+8]
+	if o.wr.Op == verbs.OpAtomicWrite {
+		at := r.IntN(outMem - 8)
+		cut := r.IntN(9)
+		o.wr.SGL = []verbs.SGE{from.sge(at, cut), from.sge(at+cut, 8-cut)}
+		o.wr.RemoteAddr = to.mr.Addr() + uint64(wordsAt+off)
+		copy(word, from.mem[at:])
+		return
+	}
 	original := binary.NativeEndian.Uint64(word)
 	o.wr.SwapAdd = r.Uint64()
 	switch {
@@ -252,6 +268,11 @@ func transfer(t *testing.T, seed uint64, net simnet.Options, l link, ready, n in
 		x, y := connected(a, b, l)
 		for _, z := range []*node{a, b} {
 			copy(z.mem[:outMem], noise()[r.IntN(outMem):])
+			disk := rand.New(rand.NewPCG(seed, 2))
+			z.persist = func([]byte) error { // one connection's FLUSHes are made one after the other
+				time.Sleep(time.Duration(disk.IntN(5)) * time.Millisecond)
+				return nil
+			}
 		}
 		toB, ofB := plan(r, a, b, n)
 		toA, ofA := plan(r, b, a, n)

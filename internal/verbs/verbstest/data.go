@@ -18,8 +18,6 @@ var dataTests = []test{
 	{"Gather", testGather},
 	{"Read", testRead},
 	{"Atomics", testAtomics},
-	{"FlushOp", testFlushOp},
-	{"AtomicWrite", testAtomicWrite},
 	{"Unsupported", testUnsupported},
 	{"Mix", testMix},
 }
@@ -282,34 +280,6 @@ func testAtomics(s *suite, t *testing.T) {
 	require.Equal(t, uint64(4), do(verbs.SendWR{Op: verbs.OpCompareSwap, Compare: 4, SwapAdd: 1 << 63}))
 	require.Equal(t, uint64(1<<63), do(verbs.SendWR{Op: verbs.OpFetchAdd, SwapAdd: 1 << 63}))
 	require.Equal(t, uint64(0), binary.NativeEndian.Uint64(word.bytes()))
-}
-
-func testFlushOp(s *suite, t *testing.T) {
-	if !s.supports(verbs.OpFlush) {
-		t.Skip("FLUSH is declared unsupported")
-	}
-	a, b := s.pair(t)
-	src, dst := a.span(3000).fill(1), b.span(3000)
-	a.send(
-		verbs.SendWR{ID: 1, Op: verbs.OpWrite, SGL: src.sgl(), RemoteAddr: dst.addr(), RKey: dst.rkey()},
-		verbs.SendWR{
-			ID: 2, Op: verbs.OpFlush, Flags: verbs.Signaled, FlushLength: 3000, FlushType: verbs.FlushGlobal,
-			RemoteAddr: dst.addr(), RKey: dst.rkey(),
-		},
-	)
-	require.Equal(t, verbs.WCFlush, a.waitID(2, verbs.Success).Op)
-	dst.requireBytes(t, src.bytes())
-}
-
-func testAtomicWrite(s *suite, t *testing.T) {
-	if !s.supports(verbs.OpAtomicWrite) {
-		t.Skip("ATOMIC_WRITE is declared unsupported")
-	}
-	a, b := s.pair(t)
-	src, dst := a.span(8).fill(1), b.span(8)
-	a.send(verbs.SendWR{ID: 1, Op: verbs.OpAtomicWrite, Flags: verbs.Signaled, SGL: src.sgl(), RemoteAddr: dst.addr(), RKey: dst.rkey()})
-	require.Equal(t, verbs.WCAtomicWrite, a.waitID(1, verbs.Success).Op)
-	dst.requireBytes(t, src.bytes())
 }
 
 // testUnsupported checks that what the provider lacks is refused as such, leaves

@@ -80,6 +80,9 @@ type Config struct {
 	// NoBlockLoopback is for a device without QPInitAttr.BlockMulticastLoopback.
 	NoBlockLoopback bool
 
+	// PersistentMemory maps memory, of whole pages, that the device can make persistent. nil: there is none.
+	PersistentMemory func(t testing.TB, size int) []byte
+
 	// Allocates is for a provider on a simulated network that allocates for packets, so that the
 	// provider cannot be held to allocating for none.
 	Allocates bool
@@ -114,6 +117,8 @@ func TestProvider(t *testing.T, cfg Config) {
 		{"Error", errorTests},
 		{"SRQ", srqTests},
 		{"Invalidate", invalidateTests},
+		{"Flush", flushTests},
+		{"AtomicWrite", atomicWriteTests},
 		{"CM", cmTests},
 		{"Lifetime", lifetimeTests},
 		{"Many", manyTests},

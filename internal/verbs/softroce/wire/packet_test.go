@@ -273,6 +273,9 @@ func FuzzDecode(f *testing.F) {
 	for _, v := range vectors {
 		f.Add(unhex(f, v.data))
 	}
+	for s := range placementPackets {
+		f.Add(unhex(f, s))
+	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var p Packet
 		if err := p.Decode(b); err != nil {
