@@ -1,9 +1,11 @@
 package softroce_test
 
 import (
+	"fmt"
 	"net/netip"
 	"os"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
@@ -31,7 +33,8 @@ func loAddr(t *testing.T, a netip.Addr) {
 	})
 }
 
-// TestPacketTable judges the device by its packets, over UDP. The kernel's rdma_rxe is judged by the same table in a guest.
+// TestPacketTable judges the device by its packets, over UDP, wherever PSNs begin. The kernel's rdma_rxe is judged by the same table
+// in a guest.
 func TestPacketTable(t *testing.T) {
 	if !testnet.Own() {
 		if os.Getenv("CI") == "true" {
@@ -41,10 +44,19 @@ func TestPacketTable(t *testing.T) {
 	}
 	here, there := netip.MustParseAddr("10.77.0.1"), netip.MustParseAddr("10.77.0.2")
 	loAddr(t, here)
-	p, err := packettable.Listen(there)
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, p.Close()) })
-	packettable.Test(t, packettable.Config{
-		Provider: provider(t, &softroce.Config{}), Device: "softroce0", Addr: here, Peer: p,
-	})
+	var peers []*packettable.Peer
+	for _, a := range []netip.Addr{there, there.Next()} {
+		p, err := packettable.Listen(a)
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, p.Close()) })
+		peers = append(peers, p)
+	}
+	for _, psn := range []uint32{0, 0x7ffffe, 0xfffffe} {
+		t.Run(fmt.Sprintf("%#x", psn), func(t *testing.T) {
+			packettable.Test(t, packettable.Config{
+				Provider: provider(t, &softroce.Config{FirstPSN: func() uint32 { return psn }}), Device: "softroce0",
+				Addr: here, Peer: peers[0], Stranger: peers[1], Quiet: 3 * time.Millisecond,
+			})
+		})
+	}
 }

@@ -21,11 +21,13 @@ var (
 	device = flag.String("device", "rxe0", "the RDMA device")
 	addr   = flag.String("addr", "10.9.0.1", "its address")
 	peer   = flag.String("peer", "10.9.0.2", "the address that packets come from")
+	other  = flag.String("stranger", "10.9.0.77", "another address there")
+	panics = flag.Bool("panics", false, "send what brings the kernel down")
 	netns  = flag.String("netns", "peer", "the network namespace which has that")
 )
 
 // listen opens the wire in another network namespace.
-func listen(t *testing.T) (p *packettable.Peer) {
+func listen(t *testing.T, addr string) (p *packettable.Peer) {
 	done := make(chan error)
 	go func() {
 		runtime.LockOSThread() // for good: the thread ends with the goroutine
@@ -34,7 +36,7 @@ func listen(t *testing.T) (p *packettable.Peer) {
 			err = unix.Setns(fd, unix.CLONE_NEWNET)
 		}
 		if err == nil {
-			p, err = packettable.Listen(netip.MustParseAddr(*peer))
+			p, err = packettable.Listen(netip.MustParseAddr(addr))
 		}
 		_ = unix.Close(fd)
 		done <- err
@@ -46,7 +48,7 @@ func listen(t *testing.T) (p *packettable.Peer) {
 
 // TestPacketTable judges rdma_rxe by its packets.
 func TestPacketTable(t *testing.T) {
-	p := listen(t)
+	p, s := listen(t, *peer), listen(t, *other)
 	r := rdmacore.New(&rdmacore.Config{})
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -54,7 +56,7 @@ func TestPacketTable(t *testing.T) {
 		require.NoError(t, r.Drain(ctx))
 	})
 	packettable.Test(t, packettable.Config{
-		Provider: r, Device: *device, Addr: netip.MustParseAddr(*addr), Peer: p, Linux: true,
+		Provider: r, Device: *device, Addr: netip.MustParseAddr(*addr), Peer: p, Stranger: s, Linux: true, Panics: *panics,
 		Patience: 10 * time.Second, Quiet: 30 * time.Millisecond,
 	})
 }

@@ -191,7 +191,7 @@ func (p *Peer) sendMAD(to netip.Addr, tid uint64, m ibcm.Message) {
 		DETH:    wire.DETH{QKey: wire.QKeyGSI, SrcQP: wire.QPNGSI},
 		Payload: mad[:],
 	}
-	if err := p.send(to, p.seal(to, encode(&h), 0)); err != nil {
+	if err := p.send(to, p.seal(to, encode(&h), 0, false)); err != nil {
 		p.fault("sending a MAD: %w", err)
 	}
 }
@@ -204,13 +204,16 @@ func encode(h *wire.Packet) []byte {
 	return append(b, make([]byte, h.Pad)...)
 }
 
-// seal appends the ICRC to BTH to pad.
-func (p *Peer) seal(to netip.Addr, b []byte, ipID uint16) []byte {
+// seal appends the ICRC, or a bad one, to BTH to pad.
+func (p *Peer) seal(to netip.Addr, b []byte, ipID uint16, bad bool) []byte {
 	crc := wire.ICRCStart(p.local, to, roceUDPPort, 8+len(b)+wire.ICRCLen, ipID)
 	n := min(len(b), wire.BTHLen)
 	crc = wire.ICRCBytes(wire.ICRCHeader(crc, b[:n]), b[n:])
 	b = append(b, make([]byte, wire.ICRCLen)...)
 	wire.PutICRC(b[len(b)-wire.ICRCLen:], crc)
+	if bad {
+		b[len(b)-1] ^= 1
+	}
 	return b
 }
 

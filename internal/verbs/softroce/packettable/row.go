@@ -1,6 +1,8 @@
 package packettable
 
 import (
+	"slices"
+
 	"github.com/go-rdma/rdma/internal/verbs"
 	"github.com/go-rdma/rdma/internal/verbs/softroce/wire"
 )
@@ -21,6 +23,13 @@ type Row struct {
 	Linux *Deviation
 }
 
+// names tells whether a packet of the row names a region.
+func (r *Row) names(region Region) bool {
+	return slices.ContainsFunc(r.Steps, func(s Step) bool {
+		return slices.ContainsFunc(s.Send, func(p Packet) bool { return p.At.Region == region })
+	})
+}
+
 // anyTimer is the code of 0.64 ms.
 const anyTimer = 12
 
@@ -31,7 +40,7 @@ type Step struct {
 	Together bool // the packets, of one length, arrive at once
 }
 
-// Packet is a request. Its RETH or AtomicETH gets address and key from At.
+// Packet is a request. Its RETH, AtomicETH or IETH gets address and key from At.
 type Packet struct {
 	wire.Packet
 	PSN int
@@ -41,6 +50,7 @@ type Packet struct {
 	Edit    func(b []byte) []byte   // changes BTH to pad
 	BadICRC bool                    // one bit of it is wrong
 	QKey    uint32                  // changes that of a datagram
+	Other   bool                    // comes from another host than the peer's
 }
 
 // Target is memory of the responder's.
@@ -66,6 +76,7 @@ const (
 	Local            // local writes
 	Foreign          // any access, of another protection domain
 	Closed           // was a region
+	Revocable        // any access, and SEND with Invalidate; made anew for a row that names it
 	regions
 )
 
@@ -111,6 +122,7 @@ type WC struct {
 	Op     verbs.WCOpcode
 	Len    uint32
 	Imm    uint32 // 0: none
+	Inv    bool   // Revocable is invalid now
 }
 
 // Mem is memory that has changed: of a region, or of receive Recv if that is None.

@@ -128,6 +128,22 @@ func edgeRows() []Row {
 			},
 		},
 		{
+			// softroce deviates: in the error state requests are dropped (IBTA 10.3.1), but the NAK may have been lost, and a peer
+			// that asks once more would wait for its retries to run out, and not learn why.
+			Name: "what was refused again", Recv: []int{8},
+			Steps: []Step{
+				{Send: []Packet{write(wire.RCWriteOnly, 0, 4, 4).to(bad, 4).Ask()}},
+				{Send: []Packet{write(wire.RCWriteOnly, 0, 4, 4).to(bad, 4).Ask()}},
+				{Send: []Packet{write(wire.RCWriteOnly, 0, 4, 4).Ask()}},
+			},
+			Want: Outcome{
+				Answers: steps(one(nak(acc, 0, 0)), one(nak(acc, 0, 0)), one(nak(acc, 0, 0))), WCs: []WC{flushed(0)}, Dead: true,
+			},
+			Linux: linux("check_type_state drops requests for a queue pair in the error state", Outcome{
+				Answers: steps(one(nak(acc, 0, 0)), nil, nil), WCs: []WC{flushed(0)}, Dead: true,
+			}),
+		},
+		{
 			Name: "more READs than were granted", Recv: []int{8}, Depth: 1,
 			Steps: []Step{{
 				Send: []Packet{read(0, Target{Region: Main}, 2*mtu), read(2, Target{Region: Main}, 1)}, Together: true,
@@ -164,6 +180,9 @@ func headerRows() []Row {
 	p := good
 	p.BadICRC = true
 	dropped("bad ICRC", p)
+	p = good
+	p.Other = true
+	dropped("from a host that is not the peer's", p)
 	dropped("transport version 1", good.edit(bits(1, 1)))
 	dropped("P_Key of another partition", good.edit(func(b []byte) []byte { b[3] = 0xfe; return b }))
 	dropped("P_Key 0", good.edit(func(b []byte) []byte { b[2], b[3] = 0, 0; return b }))

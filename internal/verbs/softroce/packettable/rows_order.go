@@ -11,7 +11,7 @@ import (
 func beginning() []Packet {
 	main := Target{Region: Main}
 	return []Packet{
-		send(wire.RCSendFirst, 1, mtu), send(wire.RCSendOnly, 1, 4), send(wire.RCSendOnlyImm, 1, 4),
+		send(wire.RCSendFirst, 1, mtu), send(wire.RCSendOnly, 1, 4), send(wire.RCSendOnlyImm, 1, 4), send(wire.RCSendOnlyInv, 1, 4),
 		write(wire.RCWriteFirst, 1, mtu, mtu+1), write(wire.RCWriteOnly, 1, 4, 4), write(wire.RCWriteOnlyImm, 1, 4, 4),
 		read(1, main, 4), compareSwap(1, main, word(0), 1), fetchAdd(1, main, 1),
 	}
@@ -19,8 +19,10 @@ func beginning() []Packet {
 
 // continuing are all requests that may not, with this PSN.
 func continuing(psn int) (sends, writes []Packet) {
-	return []Packet{send(wire.RCSendMiddle, psn, mtu), send(wire.RCSendLast, psn, 4), send(wire.RCSendLastImm, psn, 4)},
-		[]Packet{write(wire.RCWriteMiddle, psn, mtu, 0), write(wire.RCWriteLast, psn, 4, 0), write(wire.RCWriteLastImm, psn, 4, 0)}
+	sends = []Packet{
+		send(wire.RCSendMiddle, psn, mtu), send(wire.RCSendLast, psn, 4), send(wire.RCSendLastImm, psn, 4), send(wire.RCSendLastInv, psn, 4),
+	}
+	return sends, []Packet{write(wire.RCWriteMiddle, psn, mtu, 0), write(wire.RCWriteLast, psn, 4, 0), write(wire.RCWriteLastImm, psn, 4, 0)}
 }
 
 const givesStatus = "do_complete gives the receive that a message has met the status that belongs to the NAK, REM_INV_REQ_ERR, " +

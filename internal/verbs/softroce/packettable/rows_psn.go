@@ -3,6 +3,7 @@ package packettable
 import (
 	"fmt"
 
+	"github.com/go-rdma/rdma/internal/verbs"
 	"github.com/go-rdma/rdma/internal/verbs/softroce/wire"
 )
 
@@ -110,7 +111,7 @@ func psnRows() []Row {
 		})
 	}
 	for _, p := range []Packet{
-		send(wire.RCSendOnly, 0, 0), send(wire.RCSendOnlyImm, 0, 5), send(wire.RCSendFirst, 0, mtu),
+		send(wire.RCSendOnly, 0, 0), send(wire.RCSendOnlyImm, 0, 5), send(wire.RCSendOnlyInv, 0, 5), send(wire.RCSendFirst, 0, mtu),
 		write(wire.RCWriteOnlyImm, 0, 5, 5),
 	} {
 		rows = append(rows, Row{
@@ -153,6 +154,32 @@ func duplicateRows() []Row {
 			Want: Outcome{
 				Answers: steps(one(ack(0, 1)), one(ack(0, 1)), one(ack(0, 1))), Next: 1, MSN: 1,
 				WCs: []WC{received(0, 4)}, Mem: []Mem{inRecv(0, 0, Payload(0, 4))},
+			},
+		},
+		{
+			Name: "SEND Only with Immediate again", Recv: []int{8, 8},
+			Steps: []Step{
+				{Send: []Packet{send(wire.RCSendOnlyImm, 0, 4).imm(5).Ask()}},
+				{Send: []Packet{send(wire.RCSendOnlyImm, 0, 4).imm(6).Ask()}},
+			},
+			Want: Outcome{
+				Answers: steps(one(ack(0, 1)), one(ack(0, 1))), Next: 1, MSN: 1,
+				WCs: []WC{{Op: verbs.WCRecv, Len: 4, Imm: 5}}, Mem: []Mem{inRecv(0, 0, Payload(0, 4))},
+			},
+		},
+		{
+			Name: "all packets of an RDMA WRITE again",
+			Steps: []Step{
+				{Send: []Packet{
+					write(wire.RCWriteFirst, 0, mtu, 2*mtu+4), write(wire.RCWriteMiddle, 1, mtu, 0), write(wire.RCWriteLast, 2, 4, 0).Ask(),
+				}},
+				{Send: []Packet{write(wire.RCWriteFirst, 0, mtu, 2*mtu+4).Ask()}},
+				{Send: []Packet{write(wire.RCWriteMiddle, 1, mtu, 0).Ask()}},
+				{Send: []Packet{write(wire.RCWriteLast, 2, 4, 0).Ask()}},
+			},
+			Want: Outcome{
+				Answers: steps(one(ack(2, 1)), one(ack(2, 1)), one(ack(2, 1)), one(ack(2, 1))), Next: 3, MSN: 1,
+				Mem: []Mem{inMain(0, Payload(0, mtu)), inMain(mtu, Payload(1, mtu)), inMain(2*mtu, Payload(2, 4))},
 			},
 		},
 		{
