@@ -168,18 +168,18 @@ func connected(a, b *node, l link) (x, y *end) {
 }
 
 // connect connects two fresh ends. The link has its defaults.
-func (x *end) connect(y *end, l link) {
-	a, b := x.node, y.node
-	x.q.onCommEst, y.q.onCommEst = l.commEstA, l.commEstB
+func (e *end) connect(to *end, l link) {
+	a, b := e.node, to.node
+	e.q.onCommEst, to.q.onCommEst = l.commEstA, l.commEstB
 	at := rcAttr{
-		path: &netio.Path{Local: a.addr, Remote: b.addr}, destQPN: y.q.num, sqPSN: l.psnA, rqPSN: l.psnB,
+		path: &netio.Path{Local: a.addr, Remote: b.addr}, destQPN: to.q.num, sqPSN: l.psnA, rqPSN: l.psnB,
 		mtu: l.mtu, ackTimeout: l.timeout, retryCount: l.retry, rnrRetry: l.rnr,
 		maxRDAtomic: l.rd, maxDestRDAtomic: l.rd,
 	}
 	bt := at
-	bt.path, bt.destQPN, bt.sqPSN, bt.rqPSN = &netio.Path{Local: b.addr, Remote: a.addr}, x.q.num, l.psnB, l.psnA
-	require.NoError(a.t, x.q.connect(&at))
-	require.NoError(a.t, y.q.connect(&bt))
+	bt.path, bt.destQPN, bt.sqPSN, bt.rqPSN = &netio.Path{Local: b.addr, Remote: a.addr}, e.q.num, l.psnB, l.psnA
+	require.NoError(a.t, e.q.connect(&at))
+	require.NoError(a.t, to.q.connect(&bt))
 }
 
 // pair is two nodes on a network of their own.

@@ -7,6 +7,7 @@
 //	peer refused -s addr [-d hex]      connects with that private data and prints how that was refused
 //	peer udaddy -b addr | -s addr      udaddy: datagrams to a service and as many back
 //	peer nolookup -b addr | -s addr    refuses to be looked up, or prints how a lookup was refused
+//	peer invalidate -s addr            testdata/invalidate.c: SENDs with invalidate both ways
 //	peer mckey -b addr -m group [-send [-o]]  mckey: datagrams to a group; the receiver leaves when it has all
 //
 // It exits with 0 if all went as it must.
@@ -60,7 +61,7 @@ func main() {
 
 func run(args []string) error {
 	if len(args) == 0 || modes[args[0]] == nil {
-		return errors.New("usage: peer cmatose|storm|rping|reject|refused|udaddy|nolookup|mckey [flags]")
+		return errors.New("usage: peer cmatose|storm|rping|reject|refused|udaddy|nolookup|mckey|invalidate [flags]")
 	}
 	var o options
 	f := flag.NewFlagSet(args[0], flag.ContinueOnError)
