@@ -131,7 +131,8 @@ func (r *rc) persistOne(d *device) (more bool) {
 	}
 	more = r.unflushed > 0
 	r.persisting = more
-	w.flush() // before what another goroutine may send next
+	r.giveHeld(w, false) // nobody else sees to it
+	w.flush()            // before what another goroutine may send next
 	q.mu.Unlock()
 	w.end(true)
 	return more

@@ -468,3 +468,32 @@ func TestFlushWithLoss(t *testing.T) {
 		})
 	}
 }
+
+// TestNothingIsHeldByOtherGoroutines: acknowledgements that wait to go with something else are seen to by who reads the network. Those that
+// other goroutines have to give are not left to it.
+func TestNothingIsHeldByOtherGoroutines(t *testing.T) {
+	t.Run("persister", func(t *testing.T) {
+		bubble(t, func(t *testing.T) {
+			r, d := newFlusher(t, link{})
+			d.hold = make(chan error)
+			r.end.dev.spins.net = &quietNet{}
+			r.end.q.rc.hold.score = holdScoreMax
+			r.end.recv(verbs.RecvWR{ID: 9})
+			r.send(r.flush(peerPSN, persistent, wire.FlushRange, 0, 8), ask(packet(wire.RCSendOnly, peerPSN+1, nil)))
+			d.hold <- nil
+			requireAnswer(t, requirePlaced(t, r.take(), peerPSN, 1), answer{peerPSN + 1, wire.SyndromeACK, 2})
+		})
+	})
+	t.Run("replier", func(t *testing.T) {
+		bubble(t, func(t *testing.T) {
+			r := newReader(t, link{mtu: 256})
+			r.end.dev.spins.net = &quietNet{}
+			r.end.q.rc.hold.score = holdScoreMax
+			r.end.recv(verbs.RecvWR{ID: 9})
+			const n = replyHere + 3*replyTurn
+			r.send(r.ask(peerPSN, 0, n*256), ask(packet(wire.RCSendOnly, peerPSN+n, nil)))
+			got := requireReply(t, r.take(), peerPSN, 256, r.end.mem[:n*256], 1)
+			requireAnswer(t, got, answer{peerPSN + n, wire.SyndromeACK, 2})
+		})
+	})
+}

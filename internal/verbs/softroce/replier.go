@@ -69,7 +69,8 @@ func (r *rc) turn(d *device) bool {
 	r.q.mu.Lock()
 	done := r.respond(w, replyTurn)
 	r.replying = !done
-	w.flush() // before what another goroutine may send next
+	r.giveHeld(w, false) // nobody else sees to it
+	w.flush()            // before what another goroutine may send next
 	r.q.mu.Unlock()
 	w.end(true)
 	return done
