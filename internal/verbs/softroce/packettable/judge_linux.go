@@ -79,6 +79,7 @@ var access = [regions]verbs.Access{
 	WriteOnly: verbs.LocalWrite | verbs.RemoteWrite,
 	NoAtomic:  verbs.LocalWrite | verbs.RemoteWrite | verbs.RemoteRead,
 	Local:     verbs.LocalWrite,
+	Flushable: anyAccess | verbs.FlushGlobal,
 	Revocable: anyAccess | verbs.RemoteInvalidate,
 }
 
@@ -147,7 +148,7 @@ func newJudge(t *testing.T, cfg Config) *judge {
 func (j *judge) register(t *testing.T, r Region, pd verbs.PD, mem []byte) verbs.MR {
 	off, size := r.at()
 	mr, err := pd.RegMR(mem[off:off+size], access[r])
-	if j.Linux && r == Revocable {
+	if j.Linux && (r == Revocable || r == Flushable) {
 		require.ErrorIs(t, err, errors.ErrUnsupported)
 		mr, err = pd.RegMR(mem[off:off+size], anyAccess)
 	}

@@ -76,6 +76,7 @@ const (
 	Local            // local writes
 	Foreign          // any access, of another protection domain
 	Closed           // was a region
+	Flushable        // any access, and FLUSH for global visibility
 	Revocable        // any access, and SEND with Invalidate; made anew for a row that names it
 	regions
 )

@@ -67,6 +67,14 @@ func orderRows() (rows []Row) {
 	for _, p := range cat(beginning(), sends) {
 		inWrite(p)
 	}
+	main := Target{Region: Main}
+	for _, p := range []Packet{atomicWrite(1, main, 8), flush(1, Target{Region: Flushable}, 8, wire.PlacementGlobal, wire.FlushRange)} {
+		inWrite(p)
+		r := &rows[len(rows)-1]
+		*r = unknown(*r, Outcome{
+			Answers: steps(one(ack(0, 0)), nil), WCs: []WC{flushed(0), flushed(1)}, Mem: r.Want.Mem, Open: true, Next: 1,
+		})
+	}
 	after := func(name string, first Packet, answers []Answer, mem ...Mem) {
 		rows = append(rows, Row{
 			Name: "RC SEND Last after " + name, Depth: 1, Recv: []int{2 * mtu},

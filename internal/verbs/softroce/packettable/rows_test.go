@@ -38,7 +38,7 @@ func TestRows(t *testing.T) {
 			}
 		}
 	}
-	for op := range wire.RCSendOnlyInv + 1 {
+	for op := range wire.RCAtomicWrite + 1 {
 		require.True(t, sent[op] || !op.Known(), op)
 	}
 	require.True(t, sent[wire.UDSendOnly] && sent[wire.UDSendOnlyImm])
