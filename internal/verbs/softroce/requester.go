@@ -80,6 +80,8 @@ type requester struct {
 	waiting  bool
 	waitNext *rc
 
+	joins joins
+
 	timer lazyTimer
 	fire  func()
 }
@@ -155,6 +157,9 @@ func (r *rc) transmit(w *work) {
 		// followed by a pause that only an acknowledgement ends.
 		ask := packet+1 == e.packets || n == 0 || r.sinceAck >= r.askEvery
 		r.send(w, e, packet, psn, ask)
+		if packet >= 2 && sent >= 3 && packet+1 < e.packets && r.timeouts == 0 {
+			r.joins.watch(psn)
+		}
 	}
 	// A request that is repeated may have been larger than the room for it.
 	r.cc.give(w, credit)

@@ -75,6 +75,7 @@ func (r *rc) advance(w *work, psn uint32) {
 		}
 	}
 	r.una = psn
+	r.joins.acknowledged(psn)
 	if wire.PSNDiff(r.paid, psn) < 0 {
 		r.paid = psn
 	}

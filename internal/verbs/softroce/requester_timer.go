@@ -120,9 +120,10 @@ func (r *rc) timeout(w *work) {
 			// Another way, in case this one leads to a process that does not listen.
 			r.anotherWay(int(r.timeouts) - 1)
 		}
-		if r.timeouts > 2 {
+		if r.timeouts > r.joins.patience() {
 			r.path.SetSingle(true)
 		}
+		r.joins.watched = false
 		r.goBack(w)
 		r.ramp, r.rampNext = probePackets, 0
 		r.rtoAt = now + min(r.rto(), r.searchRTO(now-r.progress))
