@@ -96,7 +96,7 @@ type SendWR struct {
 	Inline []byte
 
 	Imm           uint32 // host order; on the wire big endian
-	InvalidateKey uint32
+	InvalidateKey uint32 // of a region registered with RemoteInvalidate, else the peer's receive and queue pair fail, not this request
 
 	RemoteAddr uint64
 	RKey       uint32
@@ -129,9 +129,14 @@ type SRQAttr struct {
 	LimitEvent    func() // called once when fewer than the armed limit remain
 }
 
-// SRQ is a shared receive queue.
+// SRQ is a shared receive queue. A message takes a receive when it begins, and what has been taken completes, or is flushed, at its
+// queue pair. All others stay when a queue pair fails or is closed.
 type SRQ interface {
+	// PostRecv is [QP.PostRecv], which fails on queue pairs that take from a shared queue. Any number of goroutines may call it.
 	PostRecv(wrs []RecvWR) (n int, err error)
+
+	// ArmLimit asks for one LimitEvent when fewer than limit receives remain; 0 asks for none. Where there are fewer already it
+	// may come at once or with the next message.
 	ArmLimit(limit int) error
 	Close() error // fails with ErrBusy while a queue pair uses it
 }
