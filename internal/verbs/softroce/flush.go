@@ -128,12 +128,8 @@ func (r *rc) takeFlush(w *work, h *wire.Packet) {
 		return
 	}
 	pending := access&verbs.FlushPersistent != 0 && n > 0
-	if pending && r.due == dueAck && r.replies == 0 {
-		// What was written need not wait for the answer to the FLUSH.
-		h := r.header(w, wire.RCAck, wire.PSNAdd(r.exp, psnMask))
-		h.AETH = wire.ACK(r.msn)
-		r.add(w, h)
-		r.due = dueNothing
+	if pending && r.replies == 0 {
+		r.acknowledgeNow(w) // what was written need not wait for the answer to the FLUSH
 	}
 	e := r.take(h.Opcode, 1)
 	if pending {
@@ -141,6 +137,18 @@ func (r *rc) takeFlush(w *work, h *wire.Packet) {
 		r.unflushed++
 		r.persist()
 	}
+}
+
+// acknowledgeNow gives an acknowledgement that is due or held, if there is one. No replies are due before it.
+func (r *rc) acknowledgeNow(w *work) {
+	if r.due != dueAck {
+		r.giveHeld(w, false)
+		return
+	}
+	h := r.header(w, wire.RCAck, wire.PSNAdd(r.exp, psnMask))
+	h.AETH = wire.ACK(r.msn)
+	r.add(w, h)
+	r.due = dueNothing
 }
 
 // admit makes sure that there is room for one more READ, atomic, FLUSH or ATOMIC WRITE than are being answered.

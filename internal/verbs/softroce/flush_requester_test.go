@@ -247,7 +247,7 @@ func TestFlushWithoutAnswer(t *testing.T) {
 		time.Sleep(giveUp - 1)
 		synctest.Wait()
 		require.Empty(t, p.end.outcomes())
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		synctest.Wait()
 		require.Equal(t, []outcome{{1, verbs.RetryExcErr}, {2, verbs.WRFlushErr}}, p.end.outcomes())
 	})

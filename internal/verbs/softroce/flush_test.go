@@ -484,6 +484,21 @@ func TestNothingIsHeldByOtherGoroutines(t *testing.T) {
 			requireAnswer(t, requirePlaced(t, r.take(), peerPSN, 1), answer{peerPSN + 1, wire.SyndromeACK, 2})
 		})
 	})
+	t.Run("before a FLUSH", func(t *testing.T) {
+		bubble(t, func(t *testing.T) {
+			r, d := newFlusher(t, link{})
+			d.hold = make(chan error)
+			r.end.dev.spins.net = &quietNet{}
+			r.end.q.rc.hold.score = holdScoreMax
+			r.end.recv(verbs.RecvWR{ID: 9})
+			r.send(ask(packet(wire.RCSendOnly, peerPSN, nil)))
+			require.Empty(t, r.take())
+			r.send(r.flush(peerPSN+1, persistent, wire.FlushRange, 0, 8))
+			require.Equal(t, []answer{{peerPSN, wire.SyndromeACK, 1}}, r.answers())
+			d.hold <- nil
+			require.Empty(t, requirePlaced(t, r.take(), peerPSN+1, 2))
+		})
+	})
 	t.Run("replier", func(t *testing.T) {
 		bubble(t, func(t *testing.T) {
 			r := newReader(t, link{mtu: 256})
