@@ -9,6 +9,8 @@ import (
 	"net"
 	"net/http"
 	"time"
+
+	"github.com/go-rdma/rdma/rdmanet"
 )
 
 // A case is one figure: a service, and a client that uses it n times.
@@ -32,31 +34,21 @@ type client interface {
 }
 
 const (
-	pingSize  = 64
-	writeSize = 64 << 10
-	bodySize  = 1 << 10
+	pingSize = 64
+	readSize = 64 << 10
+	bodySize = 1 << 10
 
 	// sampleLimit bounds one sample, however wrong its estimate is.
 	sampleLimit = 30 * time.Second
 )
 
 var cases = []benchCase{
-	{
-		name: "64 B round trip", unit: "µs", value: micros, faster: lessIsFaster,
-		serve: serveConns(echo),
-		dial: func(ctx context.Context, dial dialFunc) (client, error) {
-			c, err := dial(ctx)
-			return &pinger{conn: c}, err
-		},
-	},
-	{
-		name: "stream, 64 KiB writes", unit: "MiB/s", value: mibPerSecond, faster: moreIsFaster,
-		serve: serveConns(sink),
-		dial: func(ctx context.Context, dial dialFunc) (client, error) {
-			c, err := dial(ctx)
-			return &streamer{conn: c, buf: make([]byte, writeSize)}, err
-		},
-	},
+	roundTrip("64 B round trip", 0),
+	roundTrip("64 B round trip, spinning", time.Millisecond),
+	roundTrip("64 B round trip, parked", -1),
+	stream("4 KiB", 4<<10),
+	stream("64 KiB", 64<<10),
+	stream("1 MiB", 1<<20),
 	{
 		name: "HTTP GET, 1 KiB", unit: "µs", value: micros, faster: lessIsFaster,
 		serve: serveHTTP,
@@ -70,10 +62,55 @@ var cases = []benchCase{
 	},
 }
 
-func micros(d time.Duration) float64       { return float64(d.Nanoseconds()) / 1e3 }
-func mibPerSecond(d time.Duration) float64 { return writeSize / float64(1<<20) / d.Seconds() }
-func lessIsFaster(a, b float64) float64    { return b / a }
-func moreIsFaster(a, b float64) float64    { return a / b }
+// roundTrip has both ends of RDMA wait as BusyPoll says: 0 is the library's own way.
+func roundTrip(name string, busyPoll time.Duration) benchCase {
+	return benchCase{
+		name: name, unit: "µs", value: micros, faster: lessIsFaster,
+		serve: serveConns(func(c net.Conn) {
+			if setBusyPoll(c, busyPoll) == nil {
+				echo(c)
+			}
+		}),
+		dial: func(ctx context.Context, dial dialFunc) (client, error) {
+			c, err := dial(ctx)
+			if err != nil {
+				return nil, err
+			}
+			if err := setBusyPoll(c, busyPoll); err != nil {
+				c.Close()
+				return nil, err
+			}
+			return &pinger{conn: c}, nil
+		},
+	}
+}
+
+func setBusyPoll(c net.Conn, d time.Duration) error {
+	if rc, ok := rdmanet.Unwrap(c); ok {
+		return rc.SetBusyPoll(d)
+	}
+	return nil
+}
+
+func stream(name string, size int) benchCase {
+	return benchCase{
+		name: "stream, " + name + " writes", unit: "MiB/s", value: mibPerSecond(size), faster: moreIsFaster,
+		serve: serveConns(sink),
+		dial: func(ctx context.Context, dial dialFunc) (client, error) {
+			c, err := dial(ctx)
+			return &streamer{conn: c, buf: make([]byte, size)}, err
+		},
+	}
+}
+
+func micros(d time.Duration) float64    { return float64(d.Nanoseconds()) / 1e3 }
+func lessIsFaster(a, b float64) float64 { return b / a }
+func moreIsFaster(a, b float64) float64 { return a / b }
+
+func mibPerSecond(size int) func(time.Duration) float64 {
+	return func(d time.Duration) float64 { return float64(size) / (1 << 20) / d.Seconds() }
+}
+
 func serveConns(h func(net.Conn)) func(l net.Listener) {
 	return func(l net.Listener) {
 		for {
@@ -130,13 +167,13 @@ func (p *pinger) close() { p.conn.Close() }
 
 // sink reads a length, as many bytes, and says so.
 func sink(c net.Conn) {
-	buf := make([]byte, writeSize)
+	buf := make([]byte, readSize)
 	for {
 		if _, err := io.ReadFull(c, buf[:8]); err != nil {
 			return
 		}
 		for left := binary.LittleEndian.Uint64(buf); left > 0; {
-			n, err := c.Read(buf[:min(left, writeSize)])
+			n, err := c.Read(buf[:min(left, readSize)])
 			if err != nil {
 				return
 			}
@@ -158,7 +195,7 @@ func (s *streamer) do(n int) error {
 		return err
 	}
 	var head [8]byte
-	binary.LittleEndian.PutUint64(head[:], uint64(n)*writeSize)
+	binary.LittleEndian.PutUint64(head[:], uint64(n)*uint64(len(s.buf)))
 	if _, err := s.conn.Write(head[:]); err != nil {
 		return err
 	}

@@ -20,7 +20,7 @@ func TestMain(m *testing.M) {
 func TestFigures(t *testing.T) {
 	for _, x := range []struct{ got, want any }{
 		{micros(1500 * time.Nanosecond), 1.5},
-		{mibPerSecond(time.Millisecond), 62.5},
+		{mibPerSecond(64 << 10)(time.Millisecond), 62.5},
 		{lessIsFaster(1, 2), 2.0},
 		{moreIsFaster(1, 2), 0.5},
 	} {
