@@ -233,7 +233,9 @@ func (s *Socket) waitRead() error {
 		}
 		if e.rx.one != nil {
 			n, armed, err := e.rx.one.PollOrArm(r.wcs[:], spinInner, true)
-			e.rx.armed.Store(armed)
+			if !armed { // if it is, Notify may have been here already
+				e.rx.armed.Store(false)
+			}
 			if err != nil {
 				s.fail(e, err)
 			}
