@@ -10,7 +10,7 @@ import (
 )
 
 // Addr is the address of one end of a connection: an IP address of a host and a port
-// number in the space of RDMA streams, which is not TCP's. It is comparable.
+// number in the space of RDMA streams, or that of datagrams, which are not TCP's and UDP's. It is comparable.
 type Addr struct {
 	IP   netip.Addr // with zone; IPv4 is never 4-in-6
 	Port uint16
@@ -19,12 +19,16 @@ type Addr struct {
 
 // UDAddr is the address of a datagram queue pair.
 type UDAddr struct {
-	GID       [16]byte
+	GID       [16]byte // on RoCE: of the IP address
 	QPN, QKey uint32
+
+	// On InfiniBand, of a sender that sends no GRH and thus no GID.
+	LID uint16
+	SL  uint8
 }
 
 // ResolveAddr reads "host:port" as [net.ResolveTCPAddr] does. The network is
-// "rdma", "rdma4" or "rdma6", or empty for "rdma". Of a name with several
+// "rdma", "rdma4" or "rdma6", or empty for "rdma", or one of datagrams. Of a name with several
 // addresses it takes the first IPv4 one, if there is one.
 func ResolveAddr(network, address string) (*Addr, error) {
 	if network == "" {
@@ -48,7 +52,7 @@ func ResolveAddr(network, address string) (*Addr, error) {
 	return AddrFromAddrPort(a), nil
 }
 
-// AddrFromAddrPort returns the stream address ap.
+// AddrFromAddrPort returns the address ap of a stream, or of a service of datagrams.
 func AddrFromAddrPort(ap netip.AddrPort) *Addr {
 	return &Addr{IP: ap.Addr().Unmap(), Port: ap.Port()}
 }

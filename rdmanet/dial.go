@@ -15,6 +15,9 @@ import (
 // Dial connects to the address on the network "rdma", "rdma4" or "rdma6", as
 // [net.Dial] does on TCP. What it returns is a [*Conn]. A host that is left out
 // or unspecified is this one.
+//
+// On "rdma-ud", "rdma-ud4" or "rdma-ud6" it looks up a service of datagrams, as [net.Dial] would on UDP, and
+// returns a [*PacketConn] that writes to it and reads what comes from it.
 func Dial(network, address string) (net.Conn, error) {
 	return new(Dialer).Dial(network, address)
 }
@@ -105,6 +108,13 @@ func (d *Dialer) DialContext(ctx context.Context, network, address string) (net.
 		return nil, opError("dial", nw.name, d.source(), nil, PhaseResolve, err)
 	}
 	x := &dialing{Dialer: d, network: nw, local: local}
+	if nw.datagrams {
+		c, err := x.datagrams(ctx, addrs)
+		if err != nil {
+			return nil, err
+		}
+		return c, nil
+	}
 	c, err := x.any(ctx, addrs)
 	if err != nil {
 		return nil, err

@@ -84,11 +84,16 @@ func TestDialUnknownNetwork(t *testing.T) {
 	assert.Equal(t, "listen", op.Op)
 }
 
-func TestDialDatagramNetworks(t *testing.T) {
+// The functions for streams refuse datagram networks, and the other way round.
+func TestNetworksOfTheOtherKind(t *testing.T) {
 	for _, network := range []string{"rdma-ud", "rdma-ud4", "rdma-ud6", "udp", "udp4", "udp6"} {
-		op, _ := dialError(t, new(rdmanet.Dialer), network, "127.0.0.1:80")
-		require.ErrorIs(t, op, errors.ErrUnsupported)
 		_, err := rdmanet.Listen(network, "127.0.0.1:0")
+		require.ErrorIs(t, err, errors.ErrUnsupported)
+	}
+	for _, network := range []string{"rdma", "rdma4", "rdma6", "tcp", "tcp4", "tcp6"} {
+		_, err := rdmanet.ListenPacket(network, "127.0.0.1:0")
+		require.ErrorIs(t, err, errors.ErrUnsupported)
+		_, err = rdmanet.ListenMulticast(network, nil, new(rdmanet.Addr))
 		require.ErrorIs(t, err, errors.ErrUnsupported)
 	}
 }

@@ -1,5 +1,5 @@
-// Package rdmanet is package net over RDMA: Dial and Listen return
-// [net.Conn] and [net.Listener] values that are backed by RDMA queue pairs, so that net/http,
+// Package rdmanet is package net over RDMA: Dial, Listen and ListenPacket return
+// [net.Conn], [net.Listener] and [net.PacketConn] values that are backed by RDMA queue pairs, so that net/http,
 // crypto/tls, gRPC and whatever else is written against package net runs over
 // RDMA unchanged.
 //
@@ -22,6 +22,17 @@
 // manager in the port space of TCP (RDMA_PS_TCP): a peer in C may use librdmacm's rsockets. Port numbers
 // are RDMA's own, so a TCP server can have the same one on the same host.
 //
+// # Datagrams
+//
+// On the networks "rdma-ud", "rdma-ud4" and "rdma-ud6" [ListenPacket], [ListenMulticast] and [Dial] give a [*PacketConn]: datagrams on
+// queue pairs of the unreliable service (UD), as librdmacm's udaddy and mckey have them. A service is found by its address and
+// port; the numbers are RDMA's own once more (RDMA_PS_UDP).
+//
+//	pc, err := rdmanet.ListenPacket("rdma-ud", ":7174")                                          // peers dial it or WriteTo its address
+//	feed, err := rdmanet.ListenMulticast("rdma-ud", nil, &rdmanet.Addr{IP: netip.MustParseAddr("239.1.2.3")}) // and send to the group
+//
+// A datagram is one packet: [PacketConn.MaxPayload] tells how long it may be, 1024 bytes on an Ethernet with an MTU of 1500. iWARP has no datagrams.
+//
 // # Environment
 //
 // RDMANET_DEVICE stands in for an empty Device field. RDMANET_PCAP names a file to which
@@ -41,7 +52,8 @@
 //   - the local address: syscall.EADDRNOTAVAIL, syscall.EADDRINUSE
 //   - the device was removed: syscall.ENODEV
 //   - limits: syscall.EMFILE, syscall.ENOMEM
-//   - packets have become too long for the way to the peer: syscall.EMSGSIZE
+//   - packets have become too long for the way to the peer, or a datagram is longer than a packet: syscall.EMSGSIZE
+//   - something that the device or its driver cannot do: [errors.ErrUnsupported]
 //   - no device serves the address: [ErrNoDevice]
 //   - the peer is no rsockets version 1: [ErrProtocol]
 //   - a context ended: context.Canceled, context.DeadlineExceeded

@@ -68,13 +68,13 @@ func resolveHint(err error) string {
 		return `an address is "host:port" or "[ip%zone]:port"`
 	}
 	if errors.As(err, new(net.UnknownNetworkError)) {
-		return `the networks are "rdma", "rdma4" and "rdma6"`
+		return `the networks are "rdma", "rdma4" and "rdma6", for datagrams "rdma-ud", "rdma-ud4" and "rdma-ud6"`
 	}
 	if errors.Is(err, syscall.EADDRNOTAVAIL) {
 		return "a listener takes connections to one address of this host, or to all of them" // a multicast address
 	}
 	if errors.Is(err, errors.ErrUnsupported) {
-		return `use a stream network: "rdma", "rdma4" or "rdma6"`
+		return `Listen takes a stream network ("rdma", "rdma4" or "rdma6"), ListenPacket and ListenMulticast "rdma-ud", "rdma-ud4" or "rdma-ud6"`
 	}
 	return ""
 }

@@ -64,7 +64,7 @@ const defaultBacklog = 1024
 // Listen announces the address. The context ends the announcing only, not a
 // listener that stands.
 func (lc *ListenConfig) Listen(ctx context.Context, network, address string) (net.Listener, error) {
-	nw, err := parseNetwork(network)
+	nw, err := parseStreams(network)
 	if err != nil {
 		return nil, opError("listen", network, nil, nil, PhaseResolve, err)
 	}

@@ -60,13 +60,18 @@ func (x *dialing) inOrder(ctx context.Context, addrs []netip.AddrPort) (*Conn, e
 
 // within connects to one address in its share of the time left for n.
 func (x *dialing) within(ctx context.Context, a netip.AddrPort, n int) (*Conn, error) {
-	if deadline, ok := ctx.Deadline(); ok && n > 1 {
-		share := max(time.Until(deadline)/time.Duration(n), minPerAddress)
-		sub, cancel := context.WithTimeout(ctx, share)
-		defer cancel()
-		ctx = sub
-	}
+	ctx, cancel := share(ctx, n)
+	defer cancel()
 	return x.one(ctx, a)
+}
+
+// share gives one of n addresses its part of the time left.
+func share(ctx context.Context, n int) (context.Context, context.CancelFunc) {
+	deadline, ok := ctx.Deadline()
+	if !ok || n < 2 {
+		return ctx, func() {}
+	}
+	return context.WithTimeout(ctx, max(time.Until(deadline)/time.Duration(n), minPerAddress))
 }
 
 // race tries the preferred addresses, and the others beside them once delay has
