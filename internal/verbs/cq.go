@@ -31,8 +31,8 @@ type CQ interface {
 	Close() error
 }
 
-// ArmPoller is a CQ of a provider whose calls are dear, since they leave Go:
-// what a consumer does when it finds nothing is one call instead of several.
+// ArmPoller is a CQ of a provider that does by itself what a consumer does when it finds nothing, in one call instead of
+// several: its calls are dear, since they leave Go, or it has to know that somebody looks again and again.
 type ArmPoller interface {
 	CQ
 
