@@ -9,6 +9,7 @@
 //	peer nolookup -b addr | -s addr    refuses to be looked up, or prints how a lookup was refused
 //	peer invalidate -s addr            testdata/invalidate.c: SENDs with invalidate both ways
 //	peer mckey -b addr -m group [-send [-o]]  mckey: datagrams to a group; the receiver leaves when it has all
+//	peer udaddynet, peer mckeynet      the same on package rdmanet
 //
 // It exits with 0 if all went as it must.
 package main
