@@ -27,8 +27,9 @@ var (
 )
 
 // listen opens the wire in another network namespace.
-func listen(t *testing.T, addr string) (p *packettable.Peer) {
+func listen(t *testing.T, addr string) *packettable.Peer {
 	done := make(chan error)
+	peers := make(chan *packettable.Peer, 1)
 	go func() {
 		runtime.LockOSThread() // for good: the thread ends with the goroutine
 		fd, err := unix.Open("/run/netns/"+*netns, unix.O_RDONLY|unix.O_CLOEXEC, 0)
@@ -36,12 +37,15 @@ func listen(t *testing.T, addr string) (p *packettable.Peer) {
 			err = unix.Setns(fd, unix.CLONE_NEWNET)
 		}
 		if err == nil {
+			var p *packettable.Peer
 			p, err = packettable.Listen(netip.MustParseAddr(addr))
+			peers <- p
 		}
 		_ = unix.Close(fd)
 		done <- err
 	}()
 	require.NoError(t, <-done)
+	p := <-peers
 	t.Cleanup(func() { require.NoError(t, p.Close()) })
 	return p
 }

@@ -64,7 +64,7 @@ type Target struct {
 // Region is a memory region of the responder's, or what was one.
 type Region int
 
-// The regions. All have the same size, and other memory before and behind.
+// The regions. All but Large are of RegionSize bytes, with other memory before and behind.
 const (
 	None      Region = iota
 	Main             // any access

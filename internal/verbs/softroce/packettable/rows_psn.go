@@ -293,11 +293,12 @@ func duplicateRows() []Row {
 			Steps: []Step{
 				{Send: []Packet{read(0, main, 2*mtu)}},
 				{Send: []Packet{read(0, Target{Region: ReadOnly}, 2*mtu)}},
+				{Send: []Packet{read(0, Target{Region: Main, KeyXor: 1}, 2*mtu)}},
 				{Send: []Packet{read(0, Target{Region: Main, Off: -1}, 2*mtu)}},
 				{Send: []Packet{read(0, main, 2*mtu+1)}},
 				{Send: []Packet{read(1, Target{Region: Main, Off: mtu}, mtu+1)}},
 			},
-			Want: Outcome{Answers: steps(reply(0, 1, Memory(0, 2*mtu)), nil, nil, nil, nil), Next: 2, MSN: 1},
+			Want: Outcome{Answers: steps(reply(0, 1, Memory(0, 2*mtu)), nil, nil, nil, nil, nil), Next: 2, MSN: 1},
 		},
 		{
 			Name: "READs of which only the last are remembered", Depth: 2,
