@@ -115,12 +115,12 @@ func (s *rxSock) drain() (closed bool) {
 			s.mu.Unlock()
 			return true
 		}
-		_, e := s.recv()
+		_, more, e := s.recv()
 		s.mu.Unlock()
-		switch e {
-		case 0:
+		switch {
+		case e == 0 && more:
 			failures = 0
-		case unix.EAGAIN:
+		case e == 0, e == unix.EAGAIN:
 			if s.u.idler != nil {
 				s.u.idler.HandleIdle()
 			}
@@ -162,7 +162,7 @@ func (s *rxSock) poll() int {
 		s.mu.Unlock()
 		return 0
 	}
-	n, e := s.recv()
+	n, _, e := s.recv()
 	s.mu.Unlock()
 	if e == unix.EAGAIN {
 		s.misses.Add(1)
@@ -171,8 +171,9 @@ func (s *rxSock) poll() int {
 }
 
 // recv reads one batch and gives it to the handler. It returns the number of packets
-// in it, good ones or not.
-func (s *rxSock) recv() (int, unix.Errno) {
+// in it, good ones or not, and whether there may be more: where a batch was not filled, what comes next is a new arrival.
+// (Behind an error, which is as rare as a loss, packets may be left. They are found with the next arrival.)
+func (s *rxSock) recv() (n int, more bool, _ unix.Errno) {
 	st := s.u.rxFree.get()
 	defer s.u.rxFree.put(st)
 	m, e := recvmmsg(s.fd, st.msgs[:])
@@ -180,7 +181,7 @@ func (s *rxSock) recv() (int, unix.Errno) {
 		m, e = recvmmsg(s.fd, st.msgs[:])
 	}
 	if e != 0 {
-		return 0, e
+		return 0, false, e
 	}
 	ioSync.Acquire()
 	s.used.Store(now())
@@ -196,7 +197,7 @@ func (s *rxSock) recv() (int, unix.Errno) {
 		st.arm(i)
 	}
 	s.flush(st, &good)
-	return total, 0
+	return total, m == len(st.msgs), 0
 }
 
 // flush gives the handler the first *good packets of st.
