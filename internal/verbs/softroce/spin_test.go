@@ -60,7 +60,6 @@ func TestSpin(t *testing.T) {
 		}
 		found := func() {
 			t.Helper()
-			n := 0
 			dev.spins.begin(dev.now())
 			require.True(t, net.on())
 			arrive()
