@@ -39,7 +39,7 @@ func (s *Socket) reach(ctx context.Context, to Addr, write bool) (*handle, error
 			t.mu.Unlock()
 			return nil, net.ErrClosed
 		}
-		p := t.get(to)
+		p := t.get(to, written)
 		known := p.h
 		if known != nil {
 			if known.e.failed.Load() != nil {
@@ -162,7 +162,7 @@ func (s *Socket) arrive(p *peer, f *flight, h *handle, err error) {
 		if p.addr.QPN != h.qpn && !p.addr.IP.IsMulticast() {
 			// What comes from that queue pair is the service's answer.
 			a := Addr{IP: p.addr.IP, QPN: h.qpn, QKey: h.qkey}.canonical()
-			q := t.get(a)
+			q := t.get(a, written)
 			q.service.Store(p)
 			if p.addr == s.dialedTo {
 				s.dialed.Store(&target{ip: a.IP.WithZone(""), qpn: h.qpn, p: p})

@@ -51,7 +51,7 @@ type peer struct {
 	local netip.Addr // the own address that it sent to
 
 	prev, next *peer   // by use; guarded by peers.mu, as is what follows
-	in         bool    // the table
+	kind       int     // written or strangers
 	h          *handle // nil: none yet
 	flight     *flight // what is under way to find it
 	asked      int64   // when the last ended
@@ -76,58 +76,77 @@ func (p *peer) heard() {
 // peers is the table of peers.
 type peers struct {
 	s   *Socket
-	max int
+	max int // of each ring
 
-	mu     sync.Mutex
-	of     map[Addr]*peer
-	newest peer // the head of the ring by use: next is the latest used
+	mu    sync.Mutex
+	of    map[Addr]*peer
+	rings [2]ring
 }
 
-// maxPeers is how many peers a socket knows. Of more, those that were not used for the longest time are forgotten, and found anew.
+// ring is peers by use. Those that have only sent something have one of their own: however many strangers send, those
+// that something is sent to are not forgotten.
+type ring struct {
+	head peer // next is the latest used
+	n    int
+}
+
+const (
+	written = iota
+	strangers
+)
+
+// maxPeers is how many peers of each kind a socket knows. Of more, those that were not used for the longest time are forgotten, and found anew.
 const maxPeers = 4096
 
 func (t *peers) init(s *Socket) {
 	t.s, t.max = s, maxPeers
 	t.of = make(map[Addr]*peer)
-	t.newest.next, t.newest.prev = &t.newest, &t.newest
+	for i := range t.rings {
+		h := &t.rings[i].head
+		h.next, h.prev = h, h
+	}
 }
 
-func (p *peer) unlink() {
-	p.prev.next, p.next.prev = p.next, p.prev
+// unlink takes p out of its ring. t.mu is held.
+func (t *peers) unlink(p *peer) {
+	if p.next != nil {
+		p.prev.next, p.next.prev = p.next, p.prev
+		p.next, p.prev = nil, nil
+		t.rings[p.kind].n--
+	}
 }
 
-// touch makes p the latest used. t.mu is held.
-func (t *peers) touch(p *peer) {
-	if t.newest.next == p {
+// touch makes p the latest used of a kind. t.mu is held.
+func (t *peers) touch(p *peer, kind int) {
+	r := &t.rings[kind]
+	if r.head.next == p {
 		return
 	}
-	if p.in {
-		p.unlink()
-	}
-	p.in = true
-	p.next, p.prev = t.newest.next, &t.newest
+	t.unlink(p)
+	p.kind = kind
+	p.next, p.prev = r.head.next, &r.head
 	p.next.prev, p.prev.next = p, p
+	r.n++
 }
 
-// get returns the peer, which may be new. t.mu is held.
-func (t *peers) get(a Addr) *peer {
+// get returns the peer, which may be new, as one of a kind, or of those written to if it has been one. t.mu is held.
+func (t *peers) get(a Addr, kind int) *peer {
 	p := t.of[a]
 	if p == nil {
-		p = &peer{addr: a, shown: t.s.cfg.Intern(a), interval: firstInterval}
+		p = &peer{addr: a, shown: t.s.cfg.Intern(a), interval: firstInterval, kind: kind}
 		t.of[a] = p
-		t.touch(p)
-		t.shrink()
-		return p
 	}
-	t.touch(p)
+	t.touch(p, min(kind, p.kind))
+	t.shrink(p.kind)
 	return p
 }
 
-// shrink forgets peers while there are too many. t.mu is held.
-func (t *peers) shrink() {
-	for p := t.newest.prev; len(t.of) > t.max && p != &t.newest; {
+// shrink forgets peers of a kind while there are too many. t.mu is held.
+func (t *peers) shrink(kind int) {
+	r := &t.rings[kind]
+	for p := r.head.prev; r.n > t.max && p != &r.head; {
 		older := p.prev
-		if p.flight == nil && p != t.newest.next {
+		if p.flight == nil && p != r.head.next {
 			t.drop(p)
 		}
 		p = older
@@ -137,8 +156,7 @@ func (t *peers) shrink() {
 // drop forgets a peer. t.mu is held.
 func (t *peers) drop(p *peer) {
 	delete(t.of, p.addr)
-	p.unlink()
-	p.in = false
+	t.unlink(p)
 	p.gone.Store(true)
 	if p.h != nil {
 		p.h.unref()
@@ -159,7 +177,7 @@ func (t *peers) sender(e *endpoint, wc *verbs.WC, g *verbs.GRH) *peer {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	p := t.get(a)
+	p := t.get(a, strangers)
 	p.e = e
 	if g.Dest.IsValid() && !g.Dest.IsMulticast() {
 		p.local = g.Dest

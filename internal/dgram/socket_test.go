@@ -404,9 +404,28 @@ func TestManyPeers(t *testing.T) {
 			require.NoError(t, a.Close())
 		}
 		b.peers.mu.Lock()
-		require.LessOrEqual(t, len(b.peers.of), 4)
+		require.LessOrEqual(t, len(b.peers.of), 8)
 		b.peers.mu.Unlock()
 	}
+}
+
+// However many senders there are, a service that is written to is not looked up again.
+func TestStrangers(t *testing.T) {
+	w := newWorld(t)
+	b, addr := w.serve(0)
+	a := w.socket()
+	a.peers.max = 4
+	require.NoError(t, write(a, addr, "one"))
+	from := w.hears(b, "one")
+	e := (*a.eps.Load())[0]
+	for i := range 100 {
+		p := a.peers.sender(e, &verbs.WC{SrcQPN: uint32(i + 1000)}, &verbs.GRH{Source: w.addr, Dest: w.addr})
+		require.Equal(t, uint32(i+1000), p.addr.QPN)
+	}
+	require.LessOrEqual(t, len(a.peers.of), 8)
+	require.NoError(t, write(a, addr, "two"))
+	require.Equal(t, from, w.hears(b, "two"))
+	require.EqualValues(t, 1, b.listeners[0].Stats().Requests)
 }
 
 func TestOpenFails(t *testing.T) {
