@@ -269,7 +269,7 @@ func (s *Socket) accept(e *endpoint, wc *verbs.WC) (d Datagram, ok bool) {
 		return d, false
 	}
 	b := e.rx.slots[r.slot].mem
-	if wc.ByteLen < verbs.GRHLen || int(wc.ByteLen) > len(b) {
+	if wc.ByteLen < verbs.GRHLen || uint64(wc.ByteLen) > uint64(len(b)) {
 		return d, false
 	}
 	d.Payload = b[verbs.GRHLen:wc.ByteLen:wc.ByteLen]
