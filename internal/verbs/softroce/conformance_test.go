@@ -95,7 +95,7 @@ func TestConformanceLoopback(t *testing.T) {
 			verbstest.TestProvider(t, verbstest.Config{
 				Active: c.active, Passive: c.passive,
 				Listen: netip.MustParseAddr(c.listen), Dial: netip.MustParseAddr(c.dial),
-				Groups: c.groups, PersistentMemory: persistentMemory,
+				Groups: c.groups, PersistentMemory: persistentMemory, Overtakes: c.name == "Two",
 			})
 		})
 	}

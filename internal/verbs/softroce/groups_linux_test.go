@@ -82,6 +82,7 @@ func TestConformanceGroups(t *testing.T) {
 			t.Run(name+"/"+addr, func(t *testing.T) {
 				verbstest.TestDatagrams(t, verbstest.Config{
 					Active: one, Passive: passive, Listen: a, Dial: a, Groups: groups(a),
+					Overtakes: name == "Two",
 				})
 			})
 		}

@@ -341,8 +341,23 @@ func testUDBatch(s *suite, t *testing.T) {
 	a.send(wrs...)
 	a.waitID(n/2, verbs.Success)
 	a.waitID(n-1, verbs.Success)
-	for i := range in {
-		wc, _ := b.arrived(uint64(i), in[i], out.bytes()[i*64:i*64+length(i)])
+	sent := make(map[string]int, n)
+	for i := range n {
+		sent[string(out.bytes()[i*64:i*64+length(i)])] = i
+	}
+	require.Len(t, sent, n)
+	for at := range in {
+		wc := b.waitID(uint64(at), verbs.Success)
+		require.Equal(t, verbs.WCRecv, wc.Op)
+		require.LessOrEqual(t, wc.ByteLen, uint32(verbs.GRHLen+64))
+		got := string(in[at].bytes()[verbs.GRHLen:max(wc.ByteLen, verbs.GRHLen)])
+		i, ok := sent[got]
+		require.True(t, ok, "arrival %d, %d bytes: not sent, or for the second time", at, len(got))
+		delete(sent, got)
+		if !s.Overtakes {
+			require.Equal(t, at, i, "overtaken")
+		}
+		in[at].requireGuards(t)
 		require.Equal(t, i%7 == 0, wc.Flags&verbs.WCWithImm != 0)
 		if i%7 == 0 {
 			require.EqualValues(t, i, wc.Imm)

@@ -58,6 +58,10 @@ type Config struct {
 	// NoDatagrams is for a provider without UD, or for a network that loses some of them.
 	NoDatagrams bool
 
+	// Overtakes is for a network on which a datagram may be overtaken by the next: several processes on a port, until
+	// the kernel gives a flow to its owner's own socket.
+	Overtakes bool
+
 	// Groups are multicast addresses that the test may use, of the family of Dial. None: the device has no
 	// multicast in that family, and says so.
 	Groups []netip.Addr
