@@ -307,6 +307,8 @@ type qpTable struct {
 	pages [256]atomic.Pointer[[256]atomic.Pointer[qp]]
 	mu    sync.Mutex
 	n     int
+	begun bool
+	next  uint16 // number, less one
 }
 
 func (t *qpTable) find(qpn uint32) *qp {
@@ -317,15 +319,20 @@ func (t *qpTable) find(qpn uint32) *qp {
 	return page[uint8(qpn)].Load()
 }
 
-// add gives q a free number and publishes it, unless the table is full.
+// add gives q a free number and publishes it, unless the table is full. Numbers follow one another, so that one comes
+// again as late as can be: a peer that has not heard of the end of its last owner takes a new connection of it for stale (IBTA 12.9.8.3.1).
 func (t *qpTable) add(cfg *Config, slot uint8, q *qp) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.n == maxQPs {
 		return false
 	}
+	if !t.begun {
+		t.begun, t.next = true, uint16(cfg.random64())
+	}
 	for {
-		qpn := uint32(slot)<<16 | uint32(uint16(cfg.random64()))
+		t.next++
+		qpn := uint32(slot)<<16 | uint32(t.next)
 		if qpn <= wire.QPNGSI || qpn == wire.QPNMulticast || t.find(qpn) != nil {
 			continue
 		}

@@ -51,7 +51,7 @@ func TestTraceDatagrams(t *testing.T) {
 	}
 	require.NoError(t, ah.Close())
 	bad := *u
-	bad.QPN ^= 1
+	bad.QPN ^= 1 << 12
 	x.sayUD(&bad, "for nobody")
 	require.Eventually(t, func() bool { return p.inst.dev.stats.unknownQP.Load() == 1 }, 20*time.Second, time.Millisecond)
 	require.NoError(t, l.Close())
