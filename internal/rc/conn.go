@@ -297,13 +297,14 @@ func (c *Conn) arm(b *batch) {
 
 // look is drain, but where polls are dear only one, which looks on for a time.
 // Before the role is given up, the queue is looked at once more anyway.
-func (c *Conn) look(b *batch, spin time.Duration) {
+// It tells how many completions there were, if it was one.
+func (c *Conn) look(b *batch, spin time.Duration) int {
 	if c.one == nil || c.eventful.Load() {
 		c.drain(b)
-		return
+		return 0
 	}
 	n, _, err := c.one.PollOrArm(b.wc[:], spin, false)
-	c.handle(b, n, err)
+	return c.handle(b, n, err)
 }
 
 // handle handles what a poll has returned, and tells how many completions that were.

@@ -165,13 +165,16 @@ func TestSpinnersLeaveOne(t *testing.T) {
 	procs.Store(2)
 	defer refreshProcs()
 	never := NewSide(func() bool { return false })
-	spinners.Store(1)
-	defer spinners.Store(0)
-	require.False(t, c.spinInside(never, now(), int64(time.Hour)))
-	spinners.Store(0)
-	start := now()
-	require.False(t, c.spinInside(never, start, int64(time.Millisecond)))
-	require.GreaterOrEqual(t, now()-start, int64(time.Millisecond))
+	for _, x := range []struct {
+		others int32
+		long   bool
+	}{{0, true}, {1, false}} {
+		spinners.Store(x.others)
+		start := now()
+		require.False(t, c.spinOn(never, start, int64(5*time.Millisecond)))
+		require.Equal(t, x.long, now()-start >= int64(5*time.Millisecond))
+		require.Equal(t, x.others, spinners.Swap(0))
+	}
 }
 
 // TestSpinWhereTimeStandsStill ends.

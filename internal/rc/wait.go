@@ -88,7 +88,12 @@ func (c *Conn) longSpins() bool { return c.one != nil }
 // spinOn polls until the condition holds, the side has an error or the time is up.
 func (c *Conn) spinOn(s *Side, start, limit int64) (met bool) {
 	if c.longSpins() {
-		return c.spinInside(s, start, limit)
+		if n := spinners.Add(1); n == 1 || n < procs.Load() || c.busy.Load() > 0 {
+			defer spinners.Add(-1)
+			return c.spinInside(s, start, limit)
+		}
+		spinners.Add(-1)
+		limit = min(limit, spinMax)
 	}
 	poller := c.enter()
 	var b *batch
@@ -124,24 +129,20 @@ func (c *Conn) spinOn(s *Side, start, limit int64) (met bool) {
 	return met
 }
 
-// spinners counts those in spinInside. Unless told to, they leave one of Go's processors alone: where all are busy,
+// spinners counts those in spinInside. Unless told to, they leave one of Go's processors to others: where all are busy,
 // the network poller is not looked at, and nobody else's events are seen.
 var spinners atomic.Int32
 
 // spinInside is spinOn for a provider that looks on inside its calls. There it lets other threads run. Goroutines
 // seldom: each Gosched makes the scheduler wake a thread, if there is a processor for it, which finds nothing to do.
 func (c *Conn) spinInside(s *Side, start, limit int64) (met bool) {
-	defer spinners.Add(-1)
-	if n := spinners.Add(1); n > 1 && n >= procs.Load() && c.busy.Load() <= 0 {
-		return false
-	}
 	if !c.enter() {
 		return false // the one who polls will tell
 	}
 	b := getBatch()
 	last, yielded, still := start, start, 0
 	for {
-		c.look(b, spinStep)
+		n := c.look(b, spinStep)
 		if met = s.ready() || s.waiter.Err() != nil; met {
 			break
 		}
@@ -155,7 +156,8 @@ func (c *Conn) spinInside(s *Side, start, limit int64) (met bool) {
 			break
 		}
 		last = t
-		if t-yielded > yieldEvery {
+		// Whoever was woken by what came waits for this processor.
+		if n > 0 || t-yielded > yieldEvery {
 			runtime.Gosched()
 			yielded = t
 		}
