@@ -62,10 +62,7 @@ type Conn struct {
 	// At rest the queue is not armed, since the one who waits comes again and again.
 	parked  atomic.Int32 // sides that nobody has signaled yet
 	lastMet atomic.Int64 // when one that spun met its condition
-	resting atomic.Bool  // the timer runs
-	rest    *time.Timer
-	restFor time.Duration // restTime
-	rested  uint64        // spins when it was set; guarded by resting
+	rest    rest
 
 	evMu     sync.Mutex
 	events   []verbs.Event
@@ -90,7 +87,7 @@ func New(id verbs.CMID, cfg *Config) (*Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Conn{dev: dev, id: id, h: cfg.Handler, sendWR: cfg.SendWR, recvWR: cfg.RecvWR, restFor: restTime}
+	c := &Conn{dev: dev, id: id, h: cfg.Handler, sendWR: cfg.SendWR, recvWR: cfg.RecvWR, rest: rest{every: restTime}}
 	c.busy.Store(int64(cfg.BusyPoll))
 	refreshProcs()
 	each, inline := 1, cfg.Inline // places in the send queue for each request
@@ -398,9 +395,7 @@ func (c *Conn) Close() error {
 	} else {
 		c.role.Store(roleClosed)
 	}
-	if c.rest != nil {
-		c.rest.Stop()
-	}
+	c.rest.close()
 	err := c.qp.Close()
 	if e := c.cq.Close(); err == nil {
 		err = e

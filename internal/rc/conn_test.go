@@ -135,7 +135,7 @@ func TestNothingIsStranded(t *testing.T) {
 			refreshProcs()
 			q := &testCQ{}
 			h := &testHandler{t: t}
-			c := &Conn{cq: q, one: one(q), h: h, restFor: time.Hour}
+			c := &Conn{cq: q, one: one(q), h: h, rest: rest{every: time.Hour}}
 			c.busy.Store(int64(busy))
 			q.notify = c.notify
 			c.role.Store(rolePolling)
@@ -221,7 +221,7 @@ func TestEachOneArrives(t *testing.T) {
 				refreshProcs()
 				q := &testCQ{}
 				h := &testHandler{t: t}
-				c := &Conn{cq: q, one: one(q), h: h, restFor: time.Hour}
+				c := &Conn{cq: q, one: one(q), h: h, rest: rest{every: time.Hour}}
 				c.busy.Store(int64(busy))
 				q.notify = c.notify
 				c.role.Store(rolePolling)
@@ -291,7 +291,7 @@ func TestNarrowMoments(t *testing.T) {
 			q := &testCQ{}
 			h := &testHandler{t: t}
 			h.a, h.b = NewSide(func() bool { return false }), NewSide(func() bool { return false })
-			c := &Conn{cq: q, one: one(q), h: h, restFor: time.Hour}
+			c := &Conn{cq: q, one: one(q), h: h, rest: rest{every: time.Hour}}
 			c.busy.Store(-1)
 			q.notify = c.notify
 			c.role.Store(rolePolling)
@@ -337,7 +337,7 @@ func TestCalls(t *testing.T) {
 	dear := &dearCQ{testCQ: q}
 	h := &testHandler{t: t}
 	h.a, h.b = NewSide(func() bool { return false }), NewSide(func() bool { return false })
-	c := &Conn{cq: q, one: dear, h: h, restFor: time.Hour}
+	c := &Conn{cq: q, one: dear, h: h, rest: rest{every: time.Hour}}
 	q.notify = c.notify
 	c.role.Store(rolePolling)
 	c.Start()

@@ -1,6 +1,9 @@
 package rc
 
-import "time"
+import (
+	"sync"
+	"time"
+)
 
 // Arming a queue costs a call, and the completion that follows an event, a goroutine and a thread that are woken for
 // nothing: whoever waits by spinning has seen the completion long before. So one who spun and met its condition
@@ -10,38 +13,76 @@ import "time"
 // restTime is how often a queue at rest is looked at.
 const restTime = 4 * time.Millisecond
 
+// rest has a queue that was left unarmed looked at later.
+type rest struct {
+	every time.Duration // restTime
+
+	mu     sync.Mutex
+	timer  *time.Timer
+	timed  bool   // it runs
+	spins  uint64 // of the connection when it was set
+	closed bool
+}
+
+// begin sets the timer unless it runs.
+func (r *rest) begin(c *Conn) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.timed || r.closed {
+		return
+	}
+	r.timed = true
+	r.spins = c.spins.Load()
+	if r.timer == nil {
+		r.timer = time.AfterFunc(r.every, c.restOver)
+	} else {
+		r.timer.Reset(r.every)
+	}
+}
+
+// over tells whether somebody has to look. If there were spins meanwhile it is too early.
+func (r *rest) over(c *Conn) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if n := c.spins.Load(); n != r.spins && !c.armed.Load() && !r.closed {
+		r.spins = n
+		r.timer.Reset(r.every)
+		return false
+	}
+	r.timed = false
+	return true
+}
+
+func (r *rest) close() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.closed = true
+	if r.timer != nil {
+		r.timer.Stop()
+	}
+}
+
 // mayRest tells whether the queue may be left unarmed, and has somebody look at it later. What changes
 // afterwards is followed by Attend.
 func (c *Conn) mayRest() bool {
 	if c.parked.Load() > 0 || c.h.Pending() {
 		return false
 	}
-	if !c.resting.Swap(true) {
-		c.rested = c.spins.Load()
-		if c.rest == nil {
-			c.rest = time.AfterFunc(c.restFor, c.restOver)
-		} else {
-			c.rest.Reset(c.restFor)
-		}
-	}
+	c.rest.begin(c)
 	return true
 }
 
 // lately tells whether somebody who waits by spinning was here a short while ago.
 func (c *Conn) lately() bool {
 	last := c.lastMet.Load()
-	return last != 0 && now()-last < int64(c.restFor)
+	return last != 0 && now()-last < int64(c.rest.every)
 }
 
 // restOver looks at a queue that nobody has come back to.
 func (c *Conn) restOver() {
-	if n := c.spins.Load(); n != c.rested && !c.armed.Load() {
-		c.rested = n
-		c.rest.Reset(c.restFor)
-		return
+	if c.rest.over(c) {
+		c.Attend()
 	}
-	c.resting.Store(false)
-	c.Attend()
 }
 
 // Attend has the queue armed if it rests. Whoever makes something pending, or parks, calls it afterwards.

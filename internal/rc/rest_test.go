@@ -22,7 +22,7 @@ func newRester(t *testing.T, restFor time.Duration) (_ *Conn, _ *testCQ, _ *test
 	h := &testHandler{t: t}
 	want := uint64(0)
 	h.a, h.b = NewSide(func() bool { return h.next.Load() >= want }), NewSide(func() bool { return true })
-	c := &Conn{cq: q, one: &dearCQ{testCQ: q}, h: h, restFor: restFor}
+	c := &Conn{cq: q, one: &dearCQ{testCQ: q}, h: h, rest: rest{every: restFor}}
 	c.busy.Store(int64(time.Minute))
 	q.notify = c.notify
 	c.role.Store(rolePolling)
