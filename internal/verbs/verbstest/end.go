@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"os"
@@ -531,4 +532,12 @@ func (g *group) wait(t testing.TB) {
 	t.Helper()
 	g.wg.Wait()
 	require.NoError(t, errors.Join(g.errs...))
+}
+
+// requireClosed closes what is given, one after the other.
+func requireClosed(t *testing.T, all ...io.Closer) {
+	t.Helper()
+	for i, c := range all {
+		require.NoError(t, c.Close(), "%d: %T", i, c)
+	}
 }

@@ -2,8 +2,6 @@ package verbstest
 
 import (
 	"errors"
-	"fmt"
-	"runtime"
 	"sync"
 	"syscall"
 	"testing"
@@ -11,7 +9,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/go-rdma/rdma/internal/race"
 	"github.com/go-rdma/rdma/internal/verbs"
 )
 
@@ -438,48 +435,11 @@ func testFlushClosed(s *suite, t *testing.T) {
 
 func testFlushAllocations(s *suite, t *testing.T) {
 	s.needs(t, verbs.OpFlush)
-	if s.Allocates {
-		t.Skip("what is below the provider allocates")
-	}
-	if race.Enabled {
-		t.Skip("under the race detector pools lose what they hold")
-	}
+	x := s.steady(t)
 	a, b := s.pair(t)
 	mr := s.ownWay(t, b, func([]byte) error { return nil })
-	s.placementAllocations(t, a, b, []verbs.SendWR{
+	x.requireRequests(t, a, b, []verbs.SendWR{
 		flush(1, verbs.FlushGlobal, mr.Addr(), mr.RKey(), 4096),
 		flush(2, verbs.FlushPersistent, mr.Addr(), mr.RKey(), 4096),
 	})
-}
-
-// placementAllocations counts what is allocated for requests in a steady state.
-func (s *suite) placementAllocations(t *testing.T, a, b *end, wrs []verbs.SendWR) {
-	wcs := make([]verbs.WC, 8)
-	var failed error
-	exchange := func() {
-		for range 100 {
-			if n, err := a.qp.PostSend(wrs); err != nil || n != len(wrs) {
-				failed = fmt.Errorf("posting: %d, %w", n, err)
-				return
-			}
-			for got, deadline := 0, time.Now().Add(s.Timeout); got < len(wrs) && failed == nil; runtime.Gosched() {
-				_, _ = b.cq.Poll(wcs) // the peer's end of the network
-				n, err := a.cq.Poll(wcs)
-				if err == nil && n > 0 && wcs[0].Status != verbs.Success {
-					err = wcs[0].Status
-				}
-				if err == nil && time.Now().After(deadline) {
-					err = errLate
-				}
-				got, failed = got+n, err
-			}
-		}
-	}
-	best := testing.AllocsPerRun(1, exchange)
-	for i := 0; i < 9 && best > 30; i++ {
-		best = min(best, testing.AllocsPerRun(1, exchange))
-	}
-	require.NoError(t, failed)
-	// Goroutines of the provider that have nothing to do with these requests allocate now and then.
-	require.LessOrEqual(t, best, 30.0, "allocations for %d requests", 100*len(wrs))
 }

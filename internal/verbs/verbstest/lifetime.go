@@ -96,10 +96,7 @@ func testCloseInAnyOrder(s *suite, t *testing.T) {
 			require.NoError(t, closers[i].Close(), "%s of %v", names[i], order)
 		}
 		for _, e := range []*end{a, b} {
-			require.NoError(t, e.cq.Close())
-			require.NoError(t, e.mr.Close())
-			require.NoError(t, e.arena.Close())
-			require.NoError(t, e.pd.Close())
+			requireClosed(t, e.cq, e.mr, e.arena, e.pd)
 		}
 	})
 }
@@ -120,17 +117,8 @@ func testCloseUnderTraffic(s *suite, t *testing.T) {
 		for i, v := range b.arena.Bytes() {
 			require.Zero(t, v, "byte %d", i)
 		}
-		require.NoError(t, b.arena.Close())
-		require.NoError(t, b.cq.Close())
-		require.NoError(t, b.pd.Close())
-		require.NoError(t, b.id.Close())
-
-		require.NoError(t, a.qp.Close())
-		require.NoError(t, a.mr.Close())
-		require.NoError(t, a.arena.Close())
-		require.NoError(t, a.cq.Close())
-		require.NoError(t, a.pd.Close())
-		require.NoError(t, a.id.Close())
+		requireClosed(t, b.arena, b.cq, b.pd, b.id)
+		requireClosed(t, a.qp, a.mr, a.arena, a.cq, a.pd, a.id)
 	}
 }
 
@@ -201,9 +189,7 @@ func testUseAfterClose(s *suite, t *testing.T) {
 	var wcs [1]verbs.WC
 	_, err = a.cq.Poll(wcs[:])
 	require.ErrorIs(t, err, net.ErrClosed)
-	require.NoError(t, a.mr.Close())
-	require.NoError(t, a.arena.Close())
-	require.NoError(t, a.pd.Close())
+	requireClosed(t, a.mr, a.arena, a.pd)
 	_, err = a.pd.NewArena(1 << 16)
 	require.ErrorIs(t, err, net.ErrClosed)
 }

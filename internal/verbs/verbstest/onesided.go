@@ -3,9 +3,7 @@ package verbstest
 import (
 	"bytes"
 	"encoding/binary"
-	"errors"
 	"fmt"
-	"runtime"
 	"slices"
 	"syscall"
 	"testing"
@@ -13,7 +11,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/go-rdma/rdma/internal/race"
 	"github.com/go-rdma/rdma/internal/verbs"
 )
 
@@ -628,48 +625,13 @@ func testAtomicsLock(s *suite, t *testing.T) {
 // testFetchAllocations counts what is allocated for READs and atomics in a steady state.
 func testFetchAllocations(s *suite, t *testing.T) {
 	s.needs(t, fetches...)
-	if s.Allocates {
-		t.Skip("what is below the provider allocates")
-	}
-	if race.Enabled {
-		t.Skip("under the race detector pools lose what they hold")
-	}
+	x := s.steady(t)
 	a, b := s.pair(t, func(o *options) { o.mem = 1 << 18 })
 	src, dst := b.span(100000).fill(1), a.span(100000)
-	wrs := []verbs.SendWR{
+	x.requireRequests(t, a, b, []verbs.SendWR{
 		a.read(1, dst, src),
 		{ID: 2, Op: verbs.OpFetchAdd, Flags: verbs.Signaled, SGL: a.span(8).sgl(), RemoteAddr: b.mr.Addr(), RKey: b.mr.RKey()},
 		{ID: 3, Op: verbs.OpCompareSwap, Flags: verbs.Signaled, SGL: a.span(8).sgl(), RemoteAddr: b.mr.Addr(), RKey: b.mr.RKey()},
-	}
-	wcs := make([]verbs.WC, 8)
-	var failed error
-	exchange := func() {
-		for range 100 {
-			if n, err := a.qp.PostSend(wrs); err != nil || n != len(wrs) {
-				failed = fmt.Errorf("posting: %d, %w", n, err)
-				return
-			}
-			for got, deadline := 0, time.Now().Add(s.Timeout); got < len(wrs) && failed == nil; runtime.Gosched() {
-				_, _ = b.cq.Poll(wcs) // the peer's end of the network
-				n, err := a.cq.Poll(wcs)
-				if err == nil && n > 0 && wcs[0].Status != verbs.Success {
-					err = wcs[0].Status
-				}
-				if err == nil && time.Now().After(deadline) {
-					err = errLate
-				}
-				got, failed = got+n, err
-			}
-		}
-	}
-	best := testing.AllocsPerRun(1, exchange)
-	for i := 0; i < 9 && best > 30; i++ {
-		best = min(best, testing.AllocsPerRun(1, exchange))
-	}
-	require.NoError(t, failed)
-	// Goroutines of the provider that have nothing to do with these requests allocate now and then.
-	require.LessOrEqual(t, best, 30.0, "allocations for 300 requests")
+	})
 	dst.requireBytes(t, src.bytes())
 }
-
-var errLate = errors.New("a completion is missing")

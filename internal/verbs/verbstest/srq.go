@@ -1,17 +1,14 @@
 package verbstest
 
 import (
-	"errors"
 	"fmt"
 	"net"
 	"os"
-	"runtime"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/go-rdma/rdma/internal/race"
 	"github.com/go-rdma/rdma/internal/verbs"
 )
 
@@ -509,13 +506,7 @@ func testSRQClose(s *suite, t *testing.T) {
 	a.send(verbs.SendWR{ID: 1, Op: verbs.OpSend, Flags: verbs.Signaled})
 	a.waitID(1, verbs.Success)
 	b.waitID(1, verbs.Success)
-	require.NoError(t, b.qp.Close())
-	require.NoError(t, b.id.Close())
-	require.NoError(t, b.mr.Close())
-	require.NoError(t, b.arena.Close())
-	require.NoError(t, p.qp.Close())
-	require.NoError(t, p.mr.Close())
-	require.NoError(t, p.arena.Close())
+	requireClosed(t, b.qp, b.id, b.mr, b.arena, p.qp, p.mr, p.arena)
 	require.ErrorIs(t, p.pd.Close(), verbs.ErrBusy, "PD of a shared receive queue")
 	require.NoError(t, p.srq.Close())
 	require.NoError(t, p.srq.Close(), "again")
@@ -532,56 +523,17 @@ func testSRQClose(s *suite, t *testing.T) {
 
 // testSRQAllocations receives without allocating for a message.
 func testSRQAllocations(s *suite, t *testing.T) {
-	if s.Allocates {
-		t.Skip("what is below the provider allocates")
-	}
-	if race.Enabled {
-		t.Skip("under the race detector pools lose what they hold")
-	}
+	x := s.steady(t)
 	p := s.pool(t, 8)
 	a, b := p.join()
 	send := []verbs.SendWR{{Op: verbs.OpSend, Flags: verbs.Signaled, SGL: a.span(3000).fill(1).sgl()}}
 	recv := []verbs.RecvWR{{SGL: p.span(3000).sgl()}}
-	wcs := make([]verbs.WC, 8)
-	var failed error
-	take := func(cq verbs.CQ) {
-		for deadline := time.Now().Add(s.Timeout); failed == nil; {
-			n, err := cq.Poll(wcs[:1])
-			switch {
-			case err != nil:
-				failed = err
-			case n == 1 && wcs[0].Status != verbs.Success:
-				failed = wcs[0].Status
-			case n == 1:
-				return
-			case time.Now().After(deadline):
-				failed = os.ErrDeadlineExceeded
-			}
-			runtime.Gosched()
-		}
-	}
-	post := func(n int, err error) {
-		if err == nil && n != 1 {
-			err = errors.New("a queue has no room")
-		}
-		if err != nil {
-			failed = err
-		}
-	}
-	exchange := func() {
-		for range 100 {
-			post(p.srq.PostRecv(recv))
-			post(a.qp.PostSend(send))
-			take(b.get().cq)
-			take(a.cq)
-		}
-	}
-	best := testing.AllocsPerRun(1, exchange)
-	for i := 0; i < 9 && best > 2; i++ {
-		best = min(best, testing.AllocsPerRun(1, exchange))
-	}
-	require.NoError(t, failed)
-	require.LessOrEqual(t, best, 2.0, "allocations for 100 messages")
+	x.require(t, 2, func() {
+		x.posted(p.srq.PostRecv(recv))
+		x.posted(a.qp.PostSend(send))
+		x.take(b.get().cq, 1)
+		x.take(a.cq, 1)
+	})
 }
 
 // testSRQDatagrams lets datagrams and connections take from one queue.
