@@ -3,7 +3,6 @@
 package rdmacore
 
 import (
-	"context"
 	"errors"
 	"os"
 	"syscall"
@@ -16,48 +15,6 @@ import (
 
 	"github.com/go-rdma/rdma/internal/verbs"
 )
-
-// newTestListener is a listener without a device.
-func newTestListener() *listener {
-	return &listener{wake: make(chan struct{}, 1), room: make(chan struct{}, 1), gone: make(chan struct{})}
-}
-
-// TestWakeUpIsPassedOn: one who was woken and finds that its context has ended leaves the request, and the
-// wake-up, to the next.
-func TestWakeUpIsPassedOn(t *testing.T) {
-	l, id := newTestListener(), new(cmid)
-	l.queue = append(l.queue, id)
-	l.signal()
-	<-l.wake // taken by one who was parked
-	ctx, cancel := context.WithCancel(context.Background())
-	cancel()
-	_, err := l.GetRequest(ctx)
-	require.ErrorIs(t, err, context.Canceled)
-	require.Len(t, l.wake, 1)
-	got, err := l.GetRequest(context.Background())
-	require.NoError(t, err)
-	require.Same(t, id, got)
-}
-
-// TestListenerTellsOfItsFailure: what came before is still taken, then everybody who waits is told.
-func TestListenerTellsOfItsFailure(t *testing.T) {
-	l := newTestListener()
-	l.queue = append(l.queue, new(cmid))
-	l.signal()
-	l.fail(syscall.ENODATA)
-	_, err := l.GetRequest(context.Background())
-	require.NoError(t, err)
-	errs := make(chan error)
-	for range 2 {
-		go func() {
-			_, err := l.GetRequest(context.Background())
-			errs <- err
-		}()
-	}
-	for range 2 {
-		require.ErrorIs(t, <-errs, syscall.ENODATA)
-	}
-}
 
 // TestDrainOutlivesShortage: lack of memory does not end a drainer, another failure does.
 func TestDrainOutlivesShortage(t *testing.T) {

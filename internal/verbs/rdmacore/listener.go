@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"sync"
 	"syscall"
@@ -14,8 +13,6 @@ import (
 
 	"github.com/go-rdma/rdma/internal/verbs"
 )
-
-const defaultBacklog = 1024
 
 // returnRetry is how often a listener whose device went away looks whether it is back.
 const returnRetry = time.Second
@@ -31,16 +28,10 @@ type listener struct {
 	buf   eventBuffer
 	ev    cmEvent
 	addr  netip.AddrPort
-	wake  chan struct{} // capacity 1: the queue is not empty
-	room  chan struct{} // capacity 1: the queue is not full
-	gone  chan struct{} // closed by Close
+	queue *verbs.RequestQueue
 
-	mu     sync.Mutex
-	h      *coreID // nil once closed, and while the device is away
-	closed bool
-	queue  []*cmid
-	taken  uint64
-	failed error // why no more requests will come
+	mu sync.Mutex
+	h  *coreID // nil once closed, and while the device is away
 }
 
 var _ verbs.Listener = (*listener)(nil)
@@ -69,13 +60,7 @@ func (p *Provider) Listen(ctx context.Context, attr *verbs.ListenAttr) (verbs.Li
 }
 
 func (c *core) listen(attr *verbs.ListenAttr) (*listener, error) {
-	l := &listener{
-		c: c, attr: *attr, token: newToken(),
-		wake: make(chan struct{}, 1), room: make(chan struct{}, 1), gone: make(chan struct{}),
-	}
-	if l.attr.Backlog <= 0 {
-		l.attr.Backlog = defaultBacklog
-	}
+	l := &listener{c: c, attr: *attr, token: newToken(), queue: verbs.NewRequestQueue(attr.Backlog)}
 	addr := attr.Local.Addr()
 	switch {
 	case !addr.IsValid():
@@ -150,7 +135,7 @@ func (l *listener) open() error {
 		}
 	}
 	if err == nil {
-		err = coreListen(h, l.attr.Backlog)
+		err = coreListen(h, l.queue.Backlog())
 	}
 	if err != nil {
 		_ = coreDestroyID(h) // the first error says more
@@ -204,43 +189,17 @@ func (l *listener) request() {
 		_ = coreDestroyID(l.ev.request) // which rejects it
 		return
 	}
-	l.mu.Lock()
-	if l.closed {
-		l.mu.Unlock()
+	// There is room: the last one was waited for.
+	if err := l.queue.Put(id.public(), nil); err != nil {
 		_ = id.Close() // which rejects it
 		return
 	}
-	l.queue = append(l.queue, id)
-	l.signal()
-	l.mu.Unlock()
-	for l.full() {
-		select {
-		case <-l.room:
-		case <-l.gone:
-			return
-		}
-	}
+	l.queue.WaitForRoom()
 }
 
 // fail is told that events cannot be read any more.
 func (l *listener) fail(err error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.failed = fmt.Errorf("reading from /dev/infiniband/%s, listen again: %w", cmNode, err)
-	l.signal()
-}
-
-func (l *listener) full() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return !l.closed && len(l.queue) >= l.attr.Backlog
-}
-
-func (l *listener) signal() {
-	select {
-	case l.wake <- struct{}{}:
-	default:
-	}
+	l.queue.Fail(fmt.Errorf("reading from /dev/infiniband/%s, listen again: %w", cmNode, err))
 }
 
 // adopt makes an identifier of a request.
@@ -293,7 +252,7 @@ func (l *listener) away() {
 	for {
 		select {
 		case <-t.C:
-		case <-l.gone:
+		case <-l.queue.Gone():
 			return
 		}
 		if l.open() == nil {
@@ -304,71 +263,30 @@ func (l *listener) away() {
 
 // GetRequest implements [verbs.Listener].
 func (l *listener) GetRequest(ctx context.Context) (verbs.CMID, error) {
-	for {
-		l.mu.Lock()
-		err := ctx.Err()
-		switch {
-		case err != nil:
-			if len(l.queue) > 0 || l.failed != nil {
-				l.signal() // the wake-up that came with the end of ctx is another's
-			}
-		case l.closed:
-			err = net.ErrClosed
-		case len(l.queue) == 0 && l.failed != nil:
-			err = l.failed
-			l.signal() // for the next who waits
-		}
-		if err != nil {
-			l.mu.Unlock()
-			return nil, fmt.Errorf("rdmacore: waiting for a request: %w", err)
-		}
-		if len(l.queue) > 0 {
-			c := l.queue[0]
-			l.queue[0] = nil
-			l.queue = l.queue[1:]
-			l.taken++
-			if len(l.queue) > 0 {
-				l.signal() // for the next who waits
-			}
-			l.mu.Unlock()
-			select {
-			case l.room <- struct{}{}:
-			default:
-			}
-			return c.public(), nil
-		}
-		l.mu.Unlock()
-		select {
-		case <-l.wake:
-		case <-l.gone:
-		case <-ctx.Done():
-		}
+	c, err := l.queue.Get(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("rdmacore: waiting for a request: %w", err)
 	}
+	return c, nil
 }
 
 // Stats implements [verbs.Listener]. What the kernel drops it does not tell.
-func (l *listener) Stats() verbs.ListenerStats {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return verbs.ListenerStats{Requests: l.taken + uint64(len(l.queue))}
-}
+func (l *listener) Stats() verbs.ListenerStats { return l.queue.Stats() }
 
 // Close implements [verbs.Listener].
 func (l *listener) Close() error {
-	l.mu.Lock()
-	if l.closed {
-		l.mu.Unlock()
+	rest, first := l.queue.Close()
+	if !first {
 		return nil
 	}
-	l.closed = true
-	h, queue := l.h, l.queue
-	l.h, l.queue = nil, nil
-	close(l.gone)
+	l.mu.Lock()
+	h := l.h
+	l.h = nil
 	l.mu.Unlock()
 	if h != nil {
 		_ = coreDestroyID(h) // it listens no more in any case; requests unread are rejected
 	}
-	for _, c := range queue {
+	for _, c := range rest {
 		_ = c.Close() // which rejects
 	}
 	l.drain.close()

@@ -302,7 +302,7 @@ func (c *cmid) refused(err error) {
 		c.outcome <- connectResult{err: err}
 		return
 	}
-	if c.l.remove(c) {
+	if c.l.queue.Remove(c) {
 		_ = c.Close() // nobody has seen it
 		return
 	}

@@ -4,18 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"slices"
-	"sync"
 	"syscall"
 
 	"github.com/go-rdma/rdma/internal/verbs"
 	"github.com/go-rdma/rdma/internal/verbs/softroce/ibcm"
 	"github.com/go-rdma/rdma/internal/verbs/softroce/share"
 )
-
-const defaultBacklog = 1024
 
 // listener is a [verbs.Listener].
 type listener struct {
@@ -24,18 +20,10 @@ type listener struct {
 	key      listenKey
 	bound    netip.Addr // without zone; the zero value: both families
 	addr     netip.AddrPort
-	backlog  int
 	tclass   uint8
 	freePort func()
 	short    func(error)
-	wake     chan struct{} // capacity 1: the queue is not empty
-	gone     chan struct{} // closed by Close
-
-	mu      sync.Mutex
-	closed  bool
-	queue   []verbs.CMID
-	taken   uint64
-	dropped uint64
+	queue    *verbs.RequestQueue
 }
 
 func (p *Provider) listen(in *instance, attr *verbs.ListenAttr) (*listener, error) {
@@ -68,10 +56,7 @@ func (p *Provider) listen(in *instance, attr *verbs.ListenAttr) (*listener, erro
 	}
 	l := &listener{
 		p: p, in: in, key: listenKey{attr.PortSpace, port}, bound: bound, addr: netip.AddrPortFrom(addr, port),
-		backlog: attr.Backlog, tclass: attr.TrafficClass, freePort: free, short: attr.Short, wake: make(chan struct{}, 1), gone: make(chan struct{}),
-	}
-	if l.backlog <= 0 {
-		l.backlog = defaultBacklog
+		tclass: attr.TrafficClass, freePort: free, short: attr.Short, queue: verbs.NewRequestQueue(attr.Backlog),
 	}
 	in.mu.Lock()
 	in.listeners[l.key] = append(in.listeners[l.key], l)
@@ -82,34 +67,28 @@ func (p *Provider) listen(in *instance, attr *verbs.ListenAttr) (*listener, erro
 // Addr implements [verbs.Listener].
 func (l *listener) Addr() netip.AddrPort { return l.addr }
 
-// room tells whether a request more may wait, or what becomes of it.
-func (l *listener) room() ibcm.Verdict {
+// verdict is what becomes of a request of which the queue says err.
+func verdict(err error) ibcm.Verdict {
 	switch {
-	case l.closed:
-		return verbs.RejInvalidServiceID
-	case len(l.queue) >= l.backlog:
-		l.dropped++
+	case err == nil:
+		return ibcm.Taken
+	case errors.Is(err, verbs.ErrBacklog):
 		return ibcm.Dropped
 	}
-	return ibcm.Taken
+	return verbs.RejInvalidServiceID // closed
 }
 
 // offer decides on a request from a port of the peer's.
 func (l *listener) offer(conn *ibcm.Conn, q *ibcm.REQ, port uint16) ibcm.Verdict {
-	l.mu.Lock()
-	v := l.room()
-	l.mu.Unlock()
-	if v != ibcm.Taken {
-		return v
+	if err := l.queue.Room(); err != nil {
+		return verdict(err)
 	}
 	path := conn.Path()
 	route, err := l.in.dev.conn.Route(path.Local, path.Remote)
 	switch {
 	case share.Shortage(err):
 		l.in.short(err)
-		l.mu.Lock()
-		l.dropped++
-		l.mu.Unlock()
+		l.queue.Drop()
 		return ibcm.Dropped
 	case err != nil:
 		return verbs.RejConsumer
@@ -123,96 +102,32 @@ func (l *listener) offer(conn *ibcm.Conn, q *ibcm.REQ, port uint16) ibcm.Verdict
 		local: netip.AddrPortFrom(path.Local, l.key.port), remote: netip.AddrPortFrom(path.Remote, port),
 		gone: make(chan struct{}), undone: 1,
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if v := l.room(); v != ibcm.Taken {
-		return v
-	}
-	// For the identifier and for the connection. The caller holds the device.
-	l.in.dev.retain()
-	l.in.dev.retain()
-	conn.SetHandler(c.onCM)
-	l.queue = append(l.queue, c)
-	l.signal()
-	return ibcm.Taken
-}
-
-func (l *listener) signal() {
-	select {
-	case l.wake <- struct{}{}:
-	default:
-	}
-}
-
-// remove takes a request out of the queue, if it is still there.
-func (l *listener) remove(c verbs.CMID) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	i := slices.Index(l.queue, c)
-	if i < 0 {
-		return false
-	}
-	l.queue = slices.Delete(l.queue, i, i+1)
-	return true
+	return verdict(l.queue.Put(c, func() {
+		// For the identifier and for the connection. The caller holds the device.
+		l.in.dev.retain()
+		l.in.dev.retain()
+		conn.SetHandler(c.onCM)
+	}))
 }
 
 // GetRequest implements [verbs.Listener].
 func (l *listener) GetRequest(ctx context.Context) (verbs.CMID, error) {
-	for {
-		l.mu.Lock()
-		err := ctx.Err()
-		switch {
-		case err != nil:
-			if len(l.queue) > 0 {
-				l.signal() // the wake-up that came with the end of ctx is another's
-			}
-		case l.closed:
-			err = net.ErrClosed
-		}
-		if err != nil {
-			l.mu.Unlock()
-			return nil, fmt.Errorf("softroce: waiting for a request: %w", err)
-		}
-		if len(l.queue) > 0 {
-			c := l.queue[0]
-			l.queue[0] = nil
-			l.queue = l.queue[1:]
-			l.taken++
-			if len(l.queue) > 0 {
-				l.signal() // for the next who waits
-			}
-			l.mu.Unlock()
-			return c, nil
-		}
-		l.mu.Unlock()
-		select {
-		case <-l.wake:
-		case <-l.gone:
-		case <-ctx.Done():
-		}
+	c, err := l.queue.Get(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("softroce: waiting for a request: %w", err)
 	}
+	return c, nil
 }
 
 // Stats implements [verbs.Listener].
-func (l *listener) Stats() verbs.ListenerStats {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return verbs.ListenerStats{Requests: l.taken + uint64(len(l.queue)), Dropped: l.dropped}
-}
+func (l *listener) Stats() verbs.ListenerStats { return l.queue.Stats() }
 
 // Close implements [verbs.Listener].
 func (l *listener) Close() error {
-	l.mu.Lock()
-	if l.closed {
-		l.mu.Unlock()
+	rest, first := l.queue.Close()
+	if !first {
 		return nil
 	}
-	l.closed = true
-	queue := l.queue
-	l.queue = nil
-	close(l.gone)
-	l.mu.Unlock()
-
 	in := l.in
 	in.mu.Lock()
 	ls := slices.DeleteFunc(in.listeners[l.key], func(o *listener) bool { return o == l })
@@ -223,7 +138,7 @@ func (l *listener) Close() error {
 	}
 	in.mu.Unlock()
 	l.freePort()
-	for _, c := range queue {
+	for _, c := range rest {
 		_ = c.Close() // which rejects
 	}
 	in.dev.release()

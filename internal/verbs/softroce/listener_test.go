@@ -377,20 +377,3 @@ func TestGetRequestWaiters(t *testing.T) {
 		unused(t, n.a, n.b)
 	})
 }
-
-// TestWakeUpIsPassedOn: one who was woken and finds that its context has ended leaves the request, and the
-// wake-up, to the next.
-func TestWakeUpIsPassedOn(t *testing.T) {
-	l, id := &listener{wake: make(chan struct{}, 1), gone: make(chan struct{})}, new(cmid)
-	l.queue = append(l.queue, id)
-	l.signal()
-	<-l.wake // taken by one who was parked
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	_, err := l.GetRequest(ctx)
-	require.ErrorIs(t, err, context.Canceled)
-	require.Len(t, l.wake, 1)
-	got, err := l.GetRequest(t.Context())
-	require.NoError(t, err)
-	require.Same(t, id, got)
-}

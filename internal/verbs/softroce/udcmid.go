@@ -341,9 +341,7 @@ func (in *instance) lookup(r *ibcm.LookupRequest, m *ibcm.SIDRREQ) ibcm.Verdict 
 
 // offerLookup decides on a request from a port of the peer's.
 func (l *listener) offerLookup(r *ibcm.LookupRequest, m *ibcm.SIDRREQ, port uint16) ibcm.Verdict {
-	l.mu.Lock()
-	v := l.room()
-	l.mu.Unlock()
+	v := verdict(l.queue.Room())
 	if v == ibcm.Taken {
 		path := r.Path()
 		c := &udid{
@@ -356,20 +354,11 @@ func (l *listener) offerLookup(r *ibcm.LookupRequest, m *ibcm.SIDRREQ, port uint
 				return ibcm.SIDRRejected
 			}
 			l.in.short(err)
-			l.mu.Lock()
-			l.dropped++
-			l.mu.Unlock()
+			l.queue.Drop()
 			return ibcm.Dropped
 		}
 		c.local, c.remote = netip.AddrPortFrom(path.Local, l.key.port), netip.AddrPortFrom(path.Remote, port)
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		if v = l.room(); v == ibcm.Taken {
-			l.in.dev.retain() // the caller holds the device
-			l.queue = append(l.queue, c)
-			l.signal()
-			return v
-		}
+		v = verdict(l.queue.Put(c, l.in.dev.retain)) // the caller holds the device
 	}
 	if v == verbs.RejInvalidServiceID { // closed meanwhile
 		return ibcm.SIDRUnsupported
