@@ -37,6 +37,8 @@ type Config struct {
 	Share     string        // a directory of the host's to use as [Guest.Share], which Close does not remove then
 	Machine   string        // QEMU's machine; "q35" if empty
 	Devices   []string      // more of QEMU's arguments
+	PMem      []Image       // persistent memory, see [Guest.MountPMem]
+	Disks     []Image       // see [Guest.MountDisk]
 
 	accel   string   // what QEMU runs it on
 	network *os.File // one end of the wire to another guest
@@ -115,6 +117,12 @@ func prepare(ctx context.Context, cfg *Config) (k *kernel, initramfs string, err
 	if !cfg.NoRDMA {
 		modules = append(append([]string(nil), RDMAModules...), modules...)
 	}
+	if more := cfg.storage(); len(more) != 0 {
+		if err := Require(ctx, toFormat...); err != nil {
+			return nil, "", err
+		}
+		modules = append(modules[:len(modules):len(modules)], more...)
+	}
 	initramfs, err = getInitramfs(ctx, k, modules)
 	return k, initramfs, err
 }
@@ -141,7 +149,7 @@ func (c *Config) defaults() {
 }
 
 // arguments are QEMU's. Descriptor 3 is the agent's port, 4 the wire to another guest.
-func (c *Config) arguments(k *kernel, initramfs, share string) []string {
+func (c *Config) arguments(k *kernel, initramfs, share string) ([]string, error) {
 	kernel := []string{
 		"console=ttyS0", "quiet", "panic=-1", "oops=panic", "reboot=t", "mitigations=off",
 		"random.trust_cpu=on", "rcupdate.rcu_expedited=1", "audit=0", "selinux=0", "apparmor=0",
@@ -151,8 +159,12 @@ func (c *Config) arguments(k *kernel, initramfs, share string) []string {
 		kernel = append(kernel, clock()...) // with KVM the guest has the host's clock
 	}
 	kernel = append(kernel, c.Append)
+	board := c.Machine
+	if len(c.PMem) != 0 {
+		board += ",nvdimm=on"
+	}
 	args := append(machine(c.accel),
-		"-M", c.Machine, "-m", strconv.Itoa(c.MemoryMB), "-smp", strconv.Itoa(c.CPUs),
+		"-M", board, "-smp", strconv.Itoa(c.CPUs),
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-serial", "stdio",
 		"-kernel", k.image, "-initrd", initramfs, "-append", strings.Join(kernel, " "),
 		"-chardev", "socket,id=agent,fd=3",
@@ -165,13 +177,18 @@ func (c *Config) arguments(k *kernel, initramfs, share string) []string {
 	if c.network != nil {
 		args = append(args, "-netdev", "socket,id=wire,fd=4", "-device", "virtio-net-pci,netdev=wire,mac="+c.mac)
 	}
-	return append(args, c.Devices...)
+	storage, err := c.attach()
+	return append(append(args, storage...), c.Devices...), err
 }
 
 // launch starts QEMU, which ends with this process, however that ends.
 func (g *Guest) launch(cfg *Config, k *kernel, initramfs string) error {
 	if strings.ContainsAny(k.modules+cfg.Name, " \"',") || strings.ContainsRune(g.Share, ',') {
 		return fmt.Errorf("vm: %q, %q: no blank, quote or comma may be in a name on QEMU's command line", k.modules, g.Share)
+	}
+	args, err := cfg.arguments(k, initramfs, g.Share)
+	if err != nil {
+		return err
 	}
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -190,7 +207,7 @@ func (g *Guest) launch(cfg *Config, k *kernel, initramfs string) error {
 		_ = conn.Close()
 		return fmt.Errorf("vm: %w", err)
 	}
-	g.qemu = exec.Command("qemu-system-x86_64", cfg.arguments(k, initramfs, g.Share)...)
+	g.qemu = exec.Command("qemu-system-x86_64", args...)
 	g.qemu.ExtraFiles = []*os.File{theirs}
 	if cfg.network != nil {
 		g.qemu.ExtraFiles = append(g.qemu.ExtraFiles, cfg.network)
