@@ -55,7 +55,7 @@ func (p *pd) CreateAH(attr *verbs.AHAttr) (verbs.AH, error) {
 	}
 	made, err := coreCreateAH(h, &a, a.Port, sgid, global)
 	if err != nil {
-		p.unuse()
+		p.Unuse()
 		return nil, d.failure(fmt.Sprintf("address handle for %v", a.Remote), err)
 	}
 	handle := &ah{pd: p, group: a.Remote.IsMulticast()}

@@ -13,7 +13,11 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+
+	"github.com/go-rdma/rdma/internal/verbs"
 )
+
+var pageSize = os.Getpagesize()
 
 // vmFlags are what the kernel knows of the mapping that begins at mem (proc(5), smaps).
 func vmFlags(t *testing.T, mem []byte) []string {
@@ -24,7 +28,7 @@ func vmFlags(t *testing.T, mem []byte) []string {
 	found := false
 	for s := bufio.NewScanner(f); s.Scan(); {
 		l := s.Text()
-		found = found || strings.HasPrefix(l, fmt.Sprintf("%x-%x ", addressOf(mem), addressOf(mem)+uintptr(len(mem))))
+		found = found || strings.HasPrefix(l, fmt.Sprintf("%x-%x ", verbs.AddressOf(mem), verbs.AddressOf(mem)+uintptr(len(mem))))
 		if flags, ok := strings.CutPrefix(l, "VmFlags:"); ok && found {
 			return strings.Fields(flags)
 		}
@@ -36,7 +40,7 @@ func vmFlags(t *testing.T, mem []byte) []string {
 // TestArena: pages are not for children to copy, and huge where that fits.
 func TestArena(t *testing.T) {
 	for _, size := range []int{pageSize, hugePage - pageSize, hugePage, hugePage + pageSize, 3 * hugePage} {
-		p := &pd{dev: &device{}, h: new(corePD)}
+		p := &pd{dev: &device{}}
 		a, err := p.NewArena(size)
 		require.NoError(t, err)
 		mem := a.Bytes()
@@ -45,13 +49,13 @@ func TestArena(t *testing.T) {
 		flags := vmFlags(t, mem)
 		require.Contains(t, flags, "dc", "not copied by fork")
 		if size%hugePage == 0 {
-			require.Zero(t, addressOf(mem)%hugePage)
+			require.Zero(t, verbs.AddressOf(mem)%hugePage)
 			if _, err := os.Stat("/sys/kernel/mm/transparent_hugepage"); err == nil {
 				require.Contains(t, flags, "hg")
 			}
 		}
 		require.NoError(t, a.Close())
-		require.Empty(t, p.arenas)
+		require.NoError(t, p.Domain.Close(func() error { return nil }), "the arena is not the domain's any more")
 	}
 }
 

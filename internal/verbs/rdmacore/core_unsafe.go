@@ -268,9 +268,6 @@ func coreRegMR(pd *corePD, mem []byte, access verbs.Access, onDemand bool) (mr *
 
 func coreDeregMR(mr *coreMR) error { return errnoOf(C.rdmacore_dereg_mr(mr)) }
 
-// addressOf returns where mem lies.
-func addressOf(mem []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(mem))) }
-
 func coreCreateChan(ctx *coreCtx) (ch *coreChan, fd int, err error) {
 	r := C.rdmacore_create_chan(ctx)
 	ch, err = made[coreChan](r)

@@ -6,8 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
-	"slices"
 	"sync"
 	"syscall"
 
@@ -19,13 +17,11 @@ import (
 // pd is a protection domain.
 type pd struct {
 	dev *device
+	verbs.Domain
 
-	mu      sync.Mutex
-	h       *corePD // nil once closed, or its device was given up
-	closed  bool
-	arenas  []*arena
-	users   int                    // regions, queue pairs and the like
-	objects map[revocable]struct{} // of these those that the device does not know
+	mu      sync.Mutex             // before the domain's own
+	h       *corePD                // nil once closed, or its device was given up
+	objects map[revocable]struct{} // those that the device does not know
 	mrs     map[uint32]*mr         // by lkey
 }
 
@@ -46,7 +42,7 @@ func (p *pd) remove(o revocable) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.objects, o)
-	p.users--
+	p.Unuse()
 }
 
 // AllocPD implements [verbs.Device].
@@ -64,7 +60,7 @@ func (d *device) AllocPD() (verbs.PD, error) {
 		d.release()
 		return nil, d.failure("protection domain", err)
 	}
-	p := &pd{dev: d, h: h, mrs: make(map[uint32]*mr)}
+	p := &pd{dev: d, Domain: verbs.Domain{Provider: "rdmacore"}, h: h, mrs: make(map[uint32]*mr)}
 	d.mu.Lock()
 	d.pds[p] = struct{}{}
 	d.mu.Unlock()
@@ -78,139 +74,43 @@ func (p *pd) use() (*corePD, error) {
 	if p.h == nil {
 		return nil, fmt.Errorf("rdmacore: protection domain: %w", p.dev.closedError())
 	}
-	p.users++
-	return p.h, nil
-}
-
-func (p *pd) unuse() {
-	p.mu.Lock()
-	p.users--
-	p.mu.Unlock()
-}
-
-// arenaOf counts a region in the arena in which mem lies, and returns the arena,
-// or nil when mem lies in none.
-func (p *pd) arenaOf(mem []byte) *arena {
-	p.mu.Lock()
-	arenas := slices.Clone(p.arenas) // an arena's lock comes before the domain's
-	p.mu.Unlock()
-	for _, a := range arenas {
-		if a.use(mem) {
-			return a
-		}
-	}
-	return nil
+	return p.h, p.Use()
 }
 
 // Close implements [verbs.PD].
 func (p *pd) Close() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.closed {
-		return nil
-	}
-	if p.users > 0 || len(p.arenas) > 0 {
-		return fmt.Errorf("rdmacore: protection domain with %d arenas, %d regions and queue pairs: %w",
-			len(p.arenas), p.users, verbs.ErrBusy)
-	}
-	d := p.dev
-	if p.h != nil {
-		if err := coreDeallocPD(p.h); err != nil && !d.gone.Load() {
-			return d.failure("closing a protection domain", err)
+	return p.Domain.Close(func() error {
+		d := p.dev
+		if p.h != nil {
+			if err := coreDeallocPD(p.h); err != nil && !d.gone.Load() {
+				return d.failure("closing a protection domain", err)
+			}
 		}
-	}
-	p.h, p.closed = nil, true
-	d.mu.Lock()
-	delete(d.pds, p)
-	d.mu.Unlock()
-	d.release()
-	return nil
+		p.h = nil
+		d.mu.Lock()
+		delete(d.pds, p)
+		d.mu.Unlock()
+		d.release()
+		return nil
+	})
 }
-
-// arena is a mapping out of which regions are registered.
-type arena struct {
-	pd  *pd
-	mu  sync.Mutex
-	mem []byte // nil once closed: the address may be another's by then
-	mrs int    // regions that lie in it
-}
-
-var pageSize = os.Getpagesize()
 
 // NewArena implements [verbs.PD]. A process forked by other means than package os does
 // not get the pages, so that writing to its copies cannot move the originals away from the device.
 func (p *pd) NewArena(size int) (verbs.Arena, error) {
-	if size <= 0 || size%pageSize != 0 {
-		return nil, fmt.Errorf("rdmacore: arena of %d bytes: not a multiple of the page size %d: %w", size, pageSize, syscall.EINVAL)
-	}
-	mem, err := mapArena(size, unix.Madvise)
+	a, err := p.Domain.NewArena(size, func(size int) ([]byte, error) { return mapArena(size, unix.Madvise) }, unmap)
 	if err != nil {
-		return nil, fmt.Errorf("rdmacore: arena of %d bytes: %w", size, err)
+		return nil, err
 	}
-	a := &arena{pd: p, mem: mem}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.closed {
-		_ = unmap(mem) // pages nobody has seen
-		return nil, fmt.Errorf("rdmacore: protection domain: %w", net.ErrClosed)
-	}
-	p.arenas = append(p.arenas, a)
 	return a, nil
-}
-
-// Bytes implements [verbs.Arena].
-func (a *arena) Bytes() []byte {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.mem
-}
-
-// use counts a region if mem lies in the arena.
-func (a *arena) use(mem []byte) bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.mem == nil {
-		return false
-	}
-	start, at := addressOf(a.mem), addressOf(mem)
-	if at < start || at-start > uintptr(len(a.mem)) || uintptr(len(mem)) > uintptr(len(a.mem))-(at-start) {
-		return false
-	}
-	a.mrs++
-	return true
-}
-
-func (a *arena) unuse() {
-	a.mu.Lock()
-	a.mrs--
-	a.mu.Unlock()
-}
-
-// Close implements [verbs.Arena].
-func (a *arena) Close() error {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.mem == nil {
-		return nil
-	}
-	if a.mrs > 0 {
-		return fmt.Errorf("rdmacore: arena with %d regions: %w", a.mrs, verbs.ErrBusy)
-	}
-	mem := a.mem
-	a.mem = nil
-	p := a.pd
-	p.mu.Lock()
-	if i := slices.Index(p.arenas, a); i >= 0 {
-		p.arenas = slices.Delete(p.arenas, i, i+1)
-	}
-	p.mu.Unlock()
-	return unmap(mem)
 }
 
 // mr is a memory region.
 type mr struct {
 	pd         *pd
-	arena      *arena // nil: a mapping of the caller's own
+	arena      *verbs.CountedArena // nil: a mapping of the caller's own
 	addr       uint64
 	lkey, rkey uint32
 
@@ -245,16 +145,14 @@ func (p *pd) RegMR(mem []byte, access verbs.Access) (verbs.MR, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &mr{pd: p, arena: p.arenaOf(mem), mem: mem[:len(mem):len(mem)], addr: uint64(addressOf(mem))}
+	m := &mr{pd: p, arena: p.ArenaOf(mem), mem: mem[:len(mem):len(mem)], addr: uint64(verbs.AddressOf(mem))}
 	err = register(p.dev.attr.odp, func(onDemand bool) (err error) {
 		m.h, m.lkey, m.rkey, err = coreRegMR(h, mem, access, onDemand)
 		return err
 	})
 	if err != nil {
-		if m.arena != nil {
-			m.arena.unuse()
-		}
-		p.unuse()
+		m.arena.Unuse()
+		p.Unuse()
 		what := fmt.Sprintf("registering %d bytes", len(mem))
 		return nil, p.dev.failure(what, p.dev.c.p.host.memlock(len(mem), err))
 	}
@@ -299,9 +197,7 @@ func (m *mr) Close() error {
 		}
 	}
 	m.h, m.closed, m.mem = nil, true, nil // the memory may be unmapped from now on
-	if m.arena != nil {
-		m.arena.unuse()
-	}
+	m.arena.Unuse()
 	m.pd.remove(m)
 	return nil
 }

@@ -122,7 +122,7 @@ func (d *device) newQP(p *pd, attr *verbs.QPInitAttr, onCommEst func()) (*qp, er
 	if err != nil {
 		return fail(err)
 	}
-	undo = append(undo, p.unuse)
+	undo = append(undo, p.Unuse)
 	if in.sendCQ, err = scq.use(attr.Type); err != nil {
 		return fail(err)
 	}
@@ -332,7 +332,7 @@ func (q *qp) close() error {
 	}
 	q.sendCQ.unuse(q.typ)
 	q.recvCQ.unuse(q.typ)
-	q.pd.unuse()
+	q.pd.Unuse()
 	d.release()
 	return nil
 }

@@ -54,7 +54,7 @@ func (p *pd) CreateSRQ(attr *verbs.SRQAttr) (verbs.SRQ, error) {
 	}
 	s := &srq{pd: p, token: newToken(), maxSGE: a.MaxSGE, limitEvent: a.LimitEvent}
 	if s.h, err = coreCreateSRQ(h, a.MaxWR, a.MaxSGE, s.token); err != nil {
-		p.unuse()
+		p.Unuse()
 		return nil, d.failure("shared receive queue", d.c.p.host.memlock(a.MaxWR*16*(1+a.MaxSGE), err))
 	}
 	s.ids, s.bufs = make([]uint64, a.MaxWR), make([]buffer, a.MaxWR)
@@ -175,7 +175,7 @@ func (s *srq) Close() error {
 	d.mu.Lock()
 	delete(d.srqs, s.token)
 	d.mu.Unlock()
-	s.pd.unuse()
+	s.pd.Unuse()
 	return nil
 }
 

@@ -40,7 +40,7 @@ func (p *pd) CreateAH(attr *verbs.AHAttr) (verbs.AH, error) {
 	if err != nil {
 		return nil, fmt.Errorf("softroce: address handle to %v: %w", attr.Remote, err)
 	}
-	if err := p.use(); err != nil {
+	if err := p.Use(); err != nil {
 		return nil, err
 	}
 	a := &ah{pd: p}
@@ -77,7 +77,7 @@ func (d *device) findWay(attr *verbs.AHAttr) (*way, error) {
 // Close implements [verbs.AH].
 func (a *ah) Close() error {
 	if !a.closed.Swap(true) {
-		a.pd.unuse()
+		a.pd.Unuse()
 	}
 	return nil
 }

@@ -33,7 +33,7 @@ func flushWithLoss(t *testing.T, seed uint64) {
 		time.Sleep(time.Duration(rng.IntN(20)) * time.Millisecond)
 		mu.Lock()
 		defer mu.Unlock()
-		at := int(addressOf(mem) - addressOf(b.mem))
+		at := int(verbs.AddressOf(mem) - verbs.AddressOf(b.mem))
 		copy(disk[at:], mem)
 		n := valid()
 		require.LessOrEqual(t, n, records)

@@ -31,7 +31,7 @@ func mapFile(t *testing.T, pages int) []byte {
 func dirty(t *testing.T, mem []byte) (pages int) {
 	smaps, err := os.ReadFile("/proc/self/smaps")
 	require.NoError(t, err)
-	_, smaps, ok := bytes.Cut(smaps, fmt.Appendf(nil, "%x-", addressOf(mem)))
+	_, smaps, ok := bytes.Cut(smaps, fmt.Appendf(nil, "%x-", verbs.AddressOf(mem)))
 	require.True(t, ok)
 	for _, field := range []string{"Shared_Dirty:", "Private_Dirty:"} {
 		_, smaps, ok = bytes.Cut(smaps, []byte(field))

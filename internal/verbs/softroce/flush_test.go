@@ -24,7 +24,7 @@ type disk struct {
 }
 
 func (d *disk) persist(mem []byte) error {
-	at := int(addressOf(mem) - addressOf(d.r.end.mem))
+	at := int(verbs.AddressOf(mem) - verbs.AddressOf(d.r.end.mem))
 	d.mu.Lock()
 	d.ranges = append(d.ranges, [2]int{at, len(mem)})
 	hold := d.hold

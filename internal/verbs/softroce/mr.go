@@ -14,8 +14,8 @@ import (
 // pointer, so that nothing about this process can be read from it.
 type mr struct {
 	pd     *pd
-	arena  *arena // nil: a mapping of the caller's own
-	mem    []byte // for those who hold the region; nil once closed
+	arena  *verbs.CountedArena // nil: a mapping of the caller's own
+	mem    []byte              // for those who hold the region; nil once closed
 	size   uint64
 	addr   uint64
 	key    uint32 // local and remote
@@ -78,11 +78,11 @@ func (p *pd) register(mem []byte, access verbs.Access, persist func(mem []byte) 
 		// ibv_reg_mr(3): remote writes need local ones.
 		return nil, fmt.Errorf("softroce: remote write or atomic access without local write: %w", syscall.EINVAL)
 	}
-	if err := p.use(); err != nil {
+	if err := p.Use(); err != nil {
 		return nil, err
 	}
 	m := &mr{
-		pd: p, arena: p.arenaOf(mem), mem: mem[:len(mem):len(mem)], size: uint64(len(mem)),
+		pd: p, arena: p.ArenaOf(mem), mem: mem[:len(mem):len(mem)], size: uint64(len(mem)),
 		access: access, drained: make(chan struct{}, 1),
 	}
 	if err := m.persistBy(persist); err != nil {
@@ -91,7 +91,7 @@ func (p *pd) register(mem []byte, access verbs.Access, persist func(mem []byte) 
 	}
 	// Offsets in a page stay as they are in memory, and with them the alignment of atomics.
 	page := uint64(pageSize)
-	m.addr = p.dev.cfg.random64()>>2&^(page-1) | uint64(addressOf(mem))&(page-1)
+	m.addr = p.dev.cfg.random64()>>2&^(page-1) | uint64(verbs.AddressOf(mem))&(page-1)
 	p.dev.mrs.add(p.dev.cfg, m)
 	return m, nil
 }
@@ -122,10 +122,8 @@ func (m *mr) Close() error {
 
 // unuse takes the region back from what counts it.
 func (m *mr) unuse() {
-	if m.arena != nil {
-		m.arena.unuse()
-	}
-	m.pd.unuse()
+	m.arena.Unuse()
+	m.pd.Unuse()
 }
 
 // keys finds the regions that requests name in a domain, under the lock of whoever has it.

@@ -141,10 +141,10 @@ func (d *device) makeQP(p *pd, attr *verbs.QPInitAttr, serve func(q *qp)) (*qp, 
 		}
 		return nil, err
 	}
-	if err := p.use(); err != nil {
+	if err := p.Use(); err != nil {
 		return fail(err)
 	}
-	undo = append(undo, p.unuse)
+	undo = append(undo, p.Unuse)
 	for _, c := range []*cq{scq, rcq} {
 		if err := c.use(); err != nil {
 			return fail(err)
@@ -468,7 +468,7 @@ func (q *qp) Close() error {
 	if q.srq != nil {
 		q.srq.unuse()
 	}
-	q.pd.unuse()
+	q.pd.Unuse()
 	close(q.gone)
 	q.dev.release()
 	return nil

@@ -42,7 +42,7 @@ func (p *pd) CreateSRQ(attr *verbs.SRQAttr) (verbs.SRQ, error) {
 		return nil, fmt.Errorf("softroce: shared receive queue of %d requests with %d entries, the limits are %d and %d: %w",
 			wr, sges, maxSRQWR, maxSGE, syscall.EINVAL)
 	}
-	if err := p.use(); err != nil {
+	if err := p.Use(); err != nil {
 		return nil, err
 	}
 	s := &srq{dev: p.dev, maxSGE: sges, limitEvent: attr.LimitEvent, keys: keys{pd: p}}
@@ -181,7 +181,7 @@ func (s *srq) Close() error {
 	}
 	s.closed = true
 	s.rq = queue[recvWQE]{}
-	s.keys.pd.unuse()
+	s.keys.pd.Unuse()
 	return nil
 }
 
