@@ -135,7 +135,7 @@ func TestNothingIsStranded(t *testing.T) {
 			refreshProcs()
 			q := &testCQ{}
 			h := &testHandler{t: t}
-			c := &Conn{cq: q, one: one(q), h: h, rest: rest{every: time.Hour}}
+			c := &Poller{cq: q, one: one(q), h: h, rest: rest{every: time.Hour}}
 			c.busy.Store(int64(busy))
 			q.notify = c.notify
 			c.role.Store(rolePolling)
@@ -160,7 +160,7 @@ func TestNothingIsStranded(t *testing.T) {
 					q.push(wcs...)
 					pushed.Store(id)
 					if id%97 < 3 {
-						c.event(verbs.Event{Type: verbs.EventAddrChange})
+						c.Event(verbs.Event{Type: verbs.EventAddrChange})
 					}
 					switch rng.IntN(40) {
 					case 0:
@@ -221,7 +221,7 @@ func TestEachOneArrives(t *testing.T) {
 				refreshProcs()
 				q := &testCQ{}
 				h := &testHandler{t: t}
-				c := &Conn{cq: q, one: one(q), h: h, rest: rest{every: time.Hour}}
+				c := &Poller{cq: q, one: one(q), h: h, rest: rest{every: time.Hour}}
 				c.busy.Store(int64(busy))
 				q.notify = c.notify
 				c.role.Store(rolePolling)
@@ -287,11 +287,11 @@ func TestEachOneArrives(t *testing.T) {
 // parking, and while another one leaves.
 func TestNarrowMoments(t *testing.T) {
 	queues(t, func(t *testing.T, one func(*testCQ) verbs.ArmPoller) {
-		newConn := func() (*Conn, *testCQ, *testHandler) {
+		newConn := func() (*Poller, *testCQ, *testHandler) {
 			q := &testCQ{}
 			h := &testHandler{t: t}
 			h.a, h.b = NewSide(func() bool { return false }), NewSide(func() bool { return false })
-			c := &Conn{cq: q, one: one(q), h: h, rest: rest{every: time.Hour}}
+			c := &Poller{cq: q, one: one(q), h: h, rest: rest{every: time.Hour}}
 			c.busy.Store(-1)
 			q.notify = c.notify
 			c.role.Store(rolePolling)
@@ -337,7 +337,7 @@ func TestCalls(t *testing.T) {
 	dear := &dearCQ{testCQ: q}
 	h := &testHandler{t: t}
 	h.a, h.b = NewSide(func() bool { return false }), NewSide(func() bool { return false })
-	c := &Conn{cq: q, one: dear, h: h, rest: rest{every: time.Hour}}
+	c := &Poller{cq: q, one: dear, h: h, rest: rest{every: time.Hour}}
 	q.notify = c.notify
 	c.role.Store(rolePolling)
 	c.Start()
@@ -372,10 +372,10 @@ func TestEventAfterCompletions(t *testing.T) {
 	q := &testCQ{}
 	h := &testHandler{t: t}
 	h.a, h.b = NewSide(func() bool { return false }), NewSide(func() bool { return false })
-	c := &Conn{cq: q, h: h}
+	c := &Poller{cq: q, h: h}
 	q.notify = func() {}
 	c.role.Store(rolePolling)
-	c.event(verbs.Event{}) // waits for Start
+	c.Event(verbs.Event{}) // waits for Start
 	require.Zero(t, h.events.Load())
 	q.push(verbs.WC{ID: 0}, verbs.WC{ID: 1})
 	order := &orderHandler{testHandler: h}
@@ -396,7 +396,7 @@ func (h *orderHandler) HandleEvent(ev verbs.Event)       { h.seen = append(h.see
 func TestWaitEnds(t *testing.T) {
 	refreshProcs()
 	for _, busy := range []time.Duration{-1, 0, time.Second} {
-		c := &Conn{cq: &testCQ{notify: func() {}}, h: &testHandler{t: t}}
+		c := &Poller{cq: &testCQ{notify: func() {}}, h: &testHandler{t: t}}
 		c.busy.Store(int64(busy))
 		s := NewSide(func() bool { return false })
 		s.SetDeadline(time.Now().Add(5 * time.Millisecond))

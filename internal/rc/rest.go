@@ -25,26 +25,26 @@ type rest struct {
 }
 
 // begin sets the timer unless it runs.
-func (r *rest) begin(c *Conn) {
+func (r *rest) begin(p *Poller) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.timed || r.closed {
 		return
 	}
 	r.timed = true
-	r.spins = c.spins.Load()
+	r.spins = p.spins.Load()
 	if r.timer == nil {
-		r.timer = time.AfterFunc(r.every, c.restOver)
+		r.timer = time.AfterFunc(r.every, p.restOver)
 	} else {
 		r.timer.Reset(r.every)
 	}
 }
 
 // over tells whether somebody has to look. If there were spins meanwhile it is too early.
-func (r *rest) over(c *Conn) bool {
+func (r *rest) over(p *Poller) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if n := c.spins.Load(); n != r.spins && !c.armed.Load() && !r.closed {
+	if n := p.spins.Load(); n != r.spins && !p.armed.Load() && !r.closed {
 		r.spins = n
 		r.timer.Reset(r.every)
 		return false
@@ -64,30 +64,30 @@ func (r *rest) close() {
 
 // mayRest tells whether the queue may be left unarmed, and has somebody look at it later. What changes
 // afterwards is followed by Attend.
-func (c *Conn) mayRest() bool {
-	if c.parked.Load() > 0 || c.h.Pending() {
+func (p *Poller) mayRest() bool {
+	if p.parked.Load() > 0 || p.h.Pending() {
 		return false
 	}
-	c.rest.begin(c)
+	p.rest.begin(p)
 	return true
 }
 
 // lately tells whether somebody who waits by spinning was here a short while ago.
-func (c *Conn) lately() bool {
-	last := c.lastMet.Load()
-	return last != 0 && now()-last < int64(c.rest.every)
+func (p *Poller) lately() bool {
+	last := p.lastMet.Load()
+	return last != 0 && now()-last < int64(p.rest.every)
 }
 
 // restOver looks at a queue that nobody has come back to.
-func (c *Conn) restOver() {
-	if c.rest.over(c) {
-		c.Attend()
+func (p *Poller) restOver() {
+	if p.rest.over(p) {
+		p.Attend()
 	}
 }
 
 // Attend has the queue armed if it rests. Whoever makes something pending, or parks, calls it afterwards.
-func (c *Conn) Attend() {
-	if !c.armed.Load() {
-		c.Progress()
+func (p *Poller) Attend() {
+	if !p.armed.Load() {
+		p.Progress()
 	}
 }

@@ -12,7 +12,7 @@ import (
 )
 
 // newRester is a connection over a queue whose calls are dear, and what its one side waits for: the next completion.
-func newRester(t *testing.T, restFor time.Duration) (_ *Conn, _ *testCQ, _ *testHandler, wait func()) {
+func newRester(t *testing.T, restFor time.Duration) (_ *Poller, _ *testCQ, _ *testHandler, wait func()) {
 	refreshProcs()
 	if procs.Load() == 1 {
 		procs.Store(2)
@@ -22,7 +22,7 @@ func newRester(t *testing.T, restFor time.Duration) (_ *Conn, _ *testCQ, _ *test
 	h := &testHandler{t: t}
 	want := uint64(0)
 	h.a, h.b = NewSide(func() bool { return h.next.Load() >= want }), NewSide(func() bool { return true })
-	c := &Conn{cq: q, one: &dearCQ{testCQ: q}, h: h, rest: rest{every: restFor}}
+	c := &Poller{cq: q, one: &dearCQ{testCQ: q}, h: h, rest: rest{every: restFor}}
 	c.busy.Store(int64(time.Minute))
 	q.notify = c.notify
 	c.role.Store(rolePolling)
@@ -62,6 +62,19 @@ func TestRest(t *testing.T) {
 			wait()
 		}
 		require.Equal(t, arms, q.timesArmed())
+		require.False(t, c.armed.Load())
+	})
+	t.Run("also for who polls", func(t *testing.T) {
+		c, q, h, wait := newRester(t, time.Hour)
+		wait()
+		arms := q.timesArmed()
+		for i := range uint64(100) {
+			q.push(verbs.WC{ID: 1 + i})
+			c.Poll()
+			require.Equal(t, 2+i, h.next.Load())
+			c.Poll()
+		}
+		require.LessOrEqual(t, q.timesArmed(), arms+1)
 		require.False(t, c.armed.Load())
 	})
 	t.Run("does not last", func(t *testing.T) {

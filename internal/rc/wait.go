@@ -13,7 +13,8 @@ import (
 type Side struct {
 	waiter *verbs.Waiter
 	ready  func() bool
-	parked atomic.Pointer[Conn] // nil once it was signaled
+	done   <-chan struct{}        // nil, or closed when the wait is over
+	parked atomic.Pointer[Poller] // nil once it was signaled
 	spin   spinner
 }
 
@@ -28,6 +29,22 @@ func (s *Side) Err() error { return s.waiter.Err() }
 // SetDeadline makes waits fail from t on; the zero time lifts it.
 func (s *Side) SetDeadline(t time.Time) { s.waiter.SetDeadline(t) }
 
+// SetDone makes waits return when done is closed. It is called by who waits, between waits; nil lifts it.
+func (s *Side) SetDone(done <-chan struct{}) { s.done = done }
+
+// over tells whether there is no sense in waiting any more, whatever the condition.
+func (s *Side) over() bool {
+	if s.waiter.Err() != nil {
+		return true
+	}
+	select {
+	case <-s.done:
+		return true
+	default:
+		return false
+	}
+}
+
 // Close makes waits fail with err.
 func (s *Side) Close(err error) { s.waiter.Close(err) }
 
@@ -40,62 +57,62 @@ func (s *Side) Signal() {
 
 // unpark takes back that the side is parked, once.
 func (s *Side) unpark() bool {
-	c := s.parked.Load()
-	if c == nil || !s.parked.CompareAndSwap(c, nil) {
+	p := s.parked.Load()
+	if p == nil || !s.parked.CompareAndSwap(p, nil) {
 		return false
 	}
-	c.parked.Add(-1)
+	p.parked.Add(-1)
 	return true
 }
 
 // Wait returns nil once the side's condition was seen true, perhaps by another
-// who made it false again, or the side's error.
-func (c *Conn) Wait(s *Side) error {
+// who made it false again, or what SetDone has set is closed, or the side's error.
+func (p *Poller) Wait(s *Side) error {
 	if err := s.waiter.Err(); err != nil {
 		return err
 	}
 	if s.ready() {
 		return nil
 	}
-	if d := s.spin.budget(c.busy.Load(), c.longSpins()); d > 0 {
-		c.spins.Add(1)
+	if d := s.spin.budget(p.busy.Load(), p.longSpins()); d > 0 {
+		p.spins.Add(1)
 		start := now()
-		met := c.spinOn(s, start, d)
+		met := p.spinOn(s, start, d)
 		s.spin.account(met, now()-start)
 		if met {
 			return s.waiter.Err()
 		}
 	}
-	c.parked.Add(1)
-	s.parked.Store(c)
-	c.Attend()
+	p.parked.Add(1)
+	s.parked.Store(p)
+	p.Attend()
 	if s.ready() {
 		s.unpark()
 		return nil
 	}
-	c.parks.Add(1)
+	p.parks.Add(1)
 	start := now()
-	err := s.waiter.Wait()
+	err := s.waiter.WaitOr(s.done)
 	s.spin.slept(now() - start)
 	s.unpark()
-	c.wakeups.Add(1)
+	p.wakeups.Add(1)
 	return err
 }
 
 // longSpins tells whether the one who waits looks for completions itself as it spins, and does not need others to run.
-func (c *Conn) longSpins() bool { return c.one != nil }
+func (p *Poller) longSpins() bool { return p.one != nil }
 
 // spinOn polls until the condition holds, the side has an error or the time is up.
-func (c *Conn) spinOn(s *Side, start, limit int64) (met bool) {
-	if c.longSpins() {
-		if n := spinners.Add(1); n == 1 || n < procs.Load() || c.busy.Load() > 0 {
+func (p *Poller) spinOn(s *Side, start, limit int64) (met bool) {
+	if p.longSpins() {
+		if n := spinners.Add(1); n == 1 || n < procs.Load() || p.busy.Load() > 0 {
 			defer spinners.Add(-1)
-			return c.spinInside(s, start, limit)
+			return p.spinInside(s, start, limit)
 		}
 		spinners.Add(-1)
 		limit = min(limit, spinMax)
 	}
-	poller := c.enter()
+	poller := p.enter()
 	var b *batch
 	if poller {
 		b = getBatch()
@@ -103,9 +120,9 @@ func (c *Conn) spinOn(s *Side, start, limit int64) (met bool) {
 	last := start
 	for turns := limit / shortestTurn; ; turns-- {
 		if poller {
-			c.look(b, 0)
+			p.look(b, 0)
 		}
-		if met = s.ready() || s.waiter.Err() != nil; met {
+		if met = s.ready() || s.over(); met {
 			break
 		}
 		runtime.Gosched()
@@ -115,14 +132,14 @@ func (c *Conn) spinOn(s *Side, start, limit int64) (met bool) {
 			break
 		}
 		last = t
-		if !poller && c.role.Load() == roleIdle {
-			if poller = c.enter(); poller {
+		if !poller && p.role.Load() == roleIdle {
+			if poller = p.enter(); poller {
 				b = getBatch()
 			}
 		}
 	}
 	if poller {
-		c.leave(b, false)
+		p.leave(b, false)
 		putBatch(b)
 		met = met || s.ready()
 	}
@@ -135,19 +152,19 @@ var spinners atomic.Int32
 
 // spinInside is spinOn for a provider that looks on inside its calls. There it lets other threads run. Goroutines
 // seldom: each Gosched makes the scheduler wake a thread, if there is a processor for it, which finds nothing to do.
-func (c *Conn) spinInside(s *Side, start, limit int64) (met bool) {
-	if !c.enter() {
+func (p *Poller) spinInside(s *Side, start, limit int64) (met bool) {
+	if !p.enter() {
 		return false // the one who polls will tell
 	}
 	b := getBatch()
 	last, yielded, still := start, start, 0
 	for {
-		n := c.look(b, spinStep)
-		if met = s.ready() || s.waiter.Err() != nil; met {
+		n := p.look(b, spinStep)
+		if met = s.ready() || s.over(); met {
 			break
 		}
 		t := now()
-		if t-start > limit || t-last > awayTurn && c.busy.Load() <= 0 {
+		if t-start > limit || t-last > awayTurn && p.busy.Load() <= 0 {
 			break
 		}
 		if still++; t != last {
@@ -163,9 +180,9 @@ func (c *Conn) spinInside(s *Side, start, limit int64) (met bool) {
 		}
 	}
 	if met {
-		c.lastMet.Store(now())
+		p.lastMet.Store(now())
 	}
-	c.leave(b, met)
+	p.leave(b, met)
 	putBatch(b)
 	return met || s.ready()
 }

@@ -49,11 +49,21 @@ func (w *Waiter) Err() error {
 }
 
 // Wait parks until Wake and returns nil, or returns what Err says.
-func (w *Waiter) Wait() error {
+func (w *Waiter) Wait() error { return w.WaitOr(nil) }
+
+// WaitOr is Wait, and returns as well when done is closed.
+func (w *Waiter) WaitOr(done <-chan struct{}) error {
 	if err := w.Err(); err != nil {
 		return err
 	}
-	<-w.wake
+	if done == nil {
+		<-w.wake
+		return w.Err()
+	}
+	select {
+	case <-w.wake:
+	case <-done:
+	}
 	return w.Err()
 }
 

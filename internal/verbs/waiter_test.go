@@ -81,13 +81,37 @@ func TestCloseEndsEveryWait(t *testing.T) {
 	})
 }
 
+func TestWaitOrDone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := verbs.NewWaiter()
+		done := make(chan struct{})
+		result := make(chan error)
+		go func() { result <- w.WaitOr(done) }()
+		synctest.Wait()
+		select {
+		case <-result:
+			t.Fatal("nothing has happened")
+		default:
+		}
+		close(done)
+		require.NoError(t, <-result)
+		w.Wake()
+		require.NoError(t, w.WaitOr(make(chan struct{})))
+		w.Close(os.ErrClosed)
+		require.ErrorIs(t, w.WaitOr(done), os.ErrClosed)
+	})
+}
+
 func TestWaiterDoesNotAllocate(t *testing.T) {
 	w := verbs.NewWaiter()
 	w.SetDeadline(time.Now().Add(time.Hour))
+	done := make(chan struct{})
 	n := testing.AllocsPerRun(100, func() {
 		w.SetDeadline(time.Now().Add(time.Hour))
 		w.Wake()
 		_ = w.Wait()
+		w.Wake()
+		_ = w.WaitOr(done)
 		w.SetDeadline(time.Time{})
 	})
 	require.Zero(t, n)
