@@ -22,7 +22,7 @@ type UDAddr struct {
 	GID       [16]byte // on RoCE: of the IP address
 	QPN, QKey uint32
 
-	// On InfiniBand, of a sender that sends no GRH and thus no GID.
+	// On InfiniBand, of a group, and of a sender that sends no GRH and thus no GID.
 	LID uint16
 	SL  uint8
 }

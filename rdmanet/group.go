@@ -34,6 +34,12 @@ const (
 // It is also how to send to the group and to answer its members. What c sends to the group does not come
 // back to it, unless SetMulticastLoopback says so.
 func ListenMulticast(network string, ifi *net.Interface, group *Addr) (*PacketConn, error) {
+	return new(ListenConfig).ListenMulticast(context.Background(), network, ifi, group, 0)
+}
+
+// ListenMulticast joins a group, see the function [ListenMulticast], in the manner that the flags say. The context ends the joining only.
+// The fields about connections and lookups mean nothing here.
+func (lc *ListenConfig) ListenMulticast(ctx context.Context, network string, ifi *net.Interface, group *Addr, f JoinFlags) (*PacketConn, error) {
 	nw, err := parseDatagrams(network)
 	if err != nil {
 		return nil, packetError("listen", network, nil, nil, PhaseResolve, err)
@@ -41,14 +47,14 @@ func ListenMulticast(network string, ifi *net.Interface, group *Addr) (*PacketCo
 	if group == nil {
 		return nil, packetError("listen", nw.name, nil, nil, PhaseResolve, errMissingAddress)
 	}
-	c := &PacketConn{s: dgram.New(new(ListenConfig).socket()), network: nw}
-	a, err := c.join(context.Background(), ifi, group, 0)
+	c := &PacketConn{s: dgram.New(lc.socket()), network: nw}
+	a, err := c.join(ctx, ifi, group, f)
 	if err == nil {
 		err = c.s.SetLoopback(false)
 	}
 	if err != nil {
 		_ = c.s.Close() // the first error says more
-		return nil, packetError("listen", nw.name, nil, group, packetPhase(err, PhaseRoute), err)
+		return nil, packetError("listen", nw.name, nil, group, packetPhase(err, PhaseRoute), contextError(ctx, err))
 	}
 	a.Port = group.Port
 	c.group = a

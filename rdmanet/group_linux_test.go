@@ -96,6 +96,40 @@ func testMulticast(t *testing.T, ifi *net.Interface, group netip.Addr) {
 	}
 }
 
+// The same with what a ListenConfig and flags say.
+func TestListenConfigMulticast(t *testing.T) {
+	ifi := interfaceOf(t, local4)
+	lc := rdmanet.ListenConfig{Device: "softroce", ReadBuffer: 1 << 16}
+	open := func(f rdmanet.JoinFlags) *rdmanet.PacketConn {
+		c, err := lc.ListenMulticast(t.Context(), "rdma-ud4", ifi, &rdmanet.Addr{IP: group2, Port: 9}, f)
+		require.NoError(t, err)
+		t.Cleanup(func() { c.Close() })
+		return c
+	}
+	a, b, out, ip := open(0), open(rdmanet.JoinUnmapped), open(rdmanet.JoinSendOnly), open(rdmanet.JoinIPoIB)
+	group := a.LocalAddr()
+	require.Equal(t, group, b.LocalAddr())
+	require.Equal(t, group, out.LocalAddr())
+	require.EqualValues(t, 0x0b1b, ip.LocalAddr().(*rdmanet.Addr).UD.QKey)
+	says(t, out, group, "to members")
+	gets(t, a, "to members")
+	gets(t, b, "to members")
+	says(t, a, group, "from a member")
+	gets(t, b, "from a member")
+	getsNothing(t, a)
+	getsNothing(t, out)
+	getsNothing(t, ip)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := lc.ListenMulticast(ctx, "rdma-ud", ifi, &rdmanet.Addr{IP: group2}, 0)
+	require.ErrorIs(t, err, context.Canceled)
+	_, err = lc.ListenMulticast(t.Context(), "rdma-ud", ifi, &rdmanet.Addr{IP: group2}, 64)
+	require.ErrorIs(t, err, syscall.EINVAL)
+	lc.Device = "nonsense"
+	_, err = lc.ListenMulticast(t.Context(), "rdma-ud", ifi, &rdmanet.Addr{IP: group2}, 0)
+	require.ErrorIs(t, err, rdmanet.ErrNoDevice)
+}
+
 // A service joins groups beside.
 func TestJoinGroup(t *testing.T) {
 	for _, listen := range []string{local4 + ":0", ":0"} {

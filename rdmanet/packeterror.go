@@ -57,7 +57,7 @@ func packetHint(e *Error, addr net.Addr) string {
 		return "nothing came back: is the host up, UDP port 4791 open in firewalls both ways, and no NAT between?"
 	case errors.Is(e.Err, syscall.ECONNRESET):
 		return "the queue pair is made anew: go on, peers find it by itself"
-	case e.Phase == PhaseRoute && a != nil && a.IP.IsMulticast():
+	case e.Phase == PhaseRoute && a != nil && (a.IP.IsMulticast() || a.IP.IsUnspecified()):
 		if errors.Is(e.Err, syscall.EADDRNOTAVAIL) {
 			return "name an interface that has an address of the group's family, or none"
 		}

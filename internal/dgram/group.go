@@ -42,7 +42,7 @@ func (m *membership) is(group netip.Addr) bool {
 
 func (m *membership) addr() Addr {
 	ip := m.p.AH.Remote.Unmap()
-	return Addr{IP: ip, GID: ip.WithZone("").As16(), QPN: m.p.QPN, QKey: m.p.QKey}
+	return Addr{IP: ip, GID: ip.WithZone("").As16(), QPN: m.p.QPN, QKey: m.p.QKey, LID: m.p.AH.LID, SL: m.p.AH.SL}
 }
 
 // Join makes the socket a member of a group, and returns the group's address.
