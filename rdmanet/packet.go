@@ -19,8 +19,8 @@ import (
 // Stats). They are not fragmented, so the limit is what one packet holds: see MaxPayload. Those of one
 // sender do not overtake each other on most networks.
 //
-// QUIC (quic-go's Transport) works over it where MaxPayload is 1,200 bytes or more, so not on an Ethernet with an MTU of 1500, which
-// needs 2,128 for packets of 2,048 bytes. Set quic.Config's InitialPacketSize to 1200: without it quic-go takes the error that says so for path MTU
+// QUIC (quic-go's Transport) works over it where MaxPayload is 1,200 bytes or more, so not on an Ethernet with an MTU of 1500.
+// Set quic.Config's InitialPacketSize to 1200: without it quic-go takes the error that says so for path MTU
 // discovery, and the handshake times out.
 type PacketConn struct {
 	s       *dgram.Socket

@@ -169,5 +169,7 @@ func TestTooSmall(t *testing.T) {
 	require.Less(t, time.Since(start), 10*time.Second, "at once")
 
 	_, err = client.Dial(ctx, pc.LocalAddr(), clientTLS, &quic.Config{HandshakeIdleTimeout: time.Second})
-	require.ErrorAs(t, err, new(*quic.HandshakeTimeoutError), "which says nothing of the cause: hence the advice to set InitialPacketSize")
+	var ne net.Error
+	require.ErrorAs(t, err, &ne)
+	require.True(t, ne.Timeout(), "%v: says nothing of the cause, hence the advice to set InitialPacketSize", err)
 }
