@@ -155,6 +155,7 @@ func TestTooSmall(t *testing.T) {
 		out, err := exec.Command("ip", strings.Fields(args)...).CombinedOutput()
 		require.NoError(t, err, "ip %s (package iproute2): %s", args, out)
 	}
+	t.Cleanup(func() { _ = exec.Command("ip", "link", "del", "qa").Run() })
 	serverTLS, clientTLS := identity(t)
 	server, pc := transport(t, "10.9.7.1")
 	require.Equal(t, 1024, pc.MaxPayload())
