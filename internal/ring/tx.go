@@ -10,7 +10,11 @@ import (
 )
 
 const (
-	chunkMax = 64 << 10 // one message, one borrowing
+	// A chunk, and so a message, has chunkFirst bytes at most, and where others are still on their way up to chunkMax: then
+	// nobody waits for its first byte, and long messages cost less.
+	chunkFirst = 64 << 10
+	chunkMax   = 256 << 10
+	chunkShare = 4 // so many chunks fit into the send memory, at least
 
 	// A completion is asked for after so many messages or bytes without one.
 	signalMessages = 16
@@ -158,10 +162,14 @@ func (c *Conn) borrow(n int) (*chunk, error) {
 		return nil, nil
 	}
 	room := t.limit - t.borrowed
-	if t.head != nil {
-		n = max(n, 4*rc.MinBlock) // small writes have queued up
+	most := chunkFirst
+	if t.head != nil { // writes have queued up: more may come
+		n = max(n, 4*rc.MinBlock, t.borrowed/2)
 	}
-	size := rc.BlockSize(min(max(n, rc.MinBlock), chunkMax))
+	if t.borrowed > 0 {
+		most = max(chunkFirst, min(chunkMax, t.limit/chunkShare))
+	}
+	size := rc.BlockSize(min(max(n, rc.MinBlock), most))
 	if size > room {
 		size = 1 << (bits.Len(uint(room)) - 1)
 	}

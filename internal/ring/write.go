@@ -159,7 +159,7 @@ func (c *Conn) ReadFrom(r io.Reader) (n int64, err error) {
 			return n, nil
 		case rerr != nil:
 			return n, rerr
-		case k == size && size < chunkMax:
+		case k == size && size < chunkFirst:
 			size *= 2
 		case k <= size/4 && size > rc.MinBlock:
 			size /= 2
