@@ -95,6 +95,19 @@ func (m *Mapping) Persist(off, n int) error {
 	return nil
 }
 
+// PersistBytes is Persist of a part of Bytes. It is what [rpma.Peer.RegisterPersistent] takes, so that a peer's flushes
+// are done as those of this program are:
+//
+//	mr, err := peer.RegisterPersistent(m.Bytes(), rpma.WriteDst|rpma.FlushPersistent, m.PersistBytes)
+//
+// [rpma.Peer.RegisterPersistent]: https://pkg.go.dev/github.com/go-rdma/rdma/rpma#Peer.RegisterPersistent
+func (m *Mapping) PersistBytes(b []byte) error {
+	if off := offset(m.data, b); off <= uintptr(len(m.data)) {
+		return m.Persist(int(off), len(b))
+	}
+	return fmt.Errorf("pmem: persist %s: bytes of something else: %w", m.name, syscall.EINVAL)
+}
+
 // Close unmaps the memory, which a peer must not be able to reach any more: regions on it are closed first. It makes nothing
 // persistent.
 func (m *Mapping) Close() error {

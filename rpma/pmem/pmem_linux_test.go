@@ -211,6 +211,13 @@ func TestPersistBounds(t *testing.T) {
 	for _, c := range []struct{ off, n int }{{0, 0}, {0, 100}, {99, 1}, {100, 0}} {
 		require.NoError(t, m.Persist(c.off, c.n), c)
 	}
+	for _, b := range [][]byte{m.Bytes(), m.Bytes()[3:7], m.Bytes()[99:], m.Bytes()[50:50]} {
+		require.NoError(t, m.PersistBytes(b))
+	}
+	for _, b := range [][]byte{m.whole[:11], m.whole[5:10], make([]byte, 1), nil} {
+		require.ErrorIs(t, m.PersistBytes(b), syscall.EINVAL)
+	}
+	assert.Zero(t, testing.AllocsPerRun(10, func() { _ = m.PersistBytes(m.Bytes()[3:50]) }))
 	assert.Zero(t, testing.AllocsPerRun(10, func() { _ = m.Persist(3, 50) }))
 }
 
