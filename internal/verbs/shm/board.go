@@ -1,0 +1,113 @@
+//go:build linux
+
+package shm
+
+import (
+	"sync/atomic"
+	"time"
+
+	"github.com/go-rdma/rdma/internal/verbs"
+)
+
+// The board is segment 0 of each side: its completion queues and regions.
+//
+//	armOff   a word for each completion queue: 1 while it is armed
+//	regOff   the table of regions
+const (
+	maxCQs    = 1 << 14
+	armStride = 64 // a cache line each
+	armOff    = 0
+
+	maxMRs    = 1 << 16
+	mrBits    = 16
+	regStride = 64
+	regOff    = armOff + maxCQs*armStride
+
+	boardSize = regOff + maxMRs*regStride
+)
+
+// Words of an entry of the table of regions.
+const (
+	regKey    = 0  // the key, 0 if there is no region
+	regUsers  = 8  // accesses of the peer's under way
+	regPlace  = 16 // segment<<32 | domain
+	regOffset = 24 // of the region in the segment
+	regLength = 32
+	regAddr   = 40 // its address in requests
+	regAccess = 48
+)
+
+func armWord(board []byte, cq uint32) *atomic.Uint32 {
+	return word32(board, armOff+int(cq)*armStride)
+}
+
+func regWord(board []byte, key uint32, field int) *atomic.Uint64 {
+	return word64(board, regOff+int(key&(maxMRs-1))*regStride+field)
+}
+
+// A ring is a receive queue in shared memory: a head, and slots. Lines are of 64 bytes, each written by one side.
+const (
+	ringTail  = 0 // receives posted, by the owner
+	ringState = 8 // ringOpen or not, by the owner
+
+	ringHead = 64 // receives taken, by the peer
+	ringFail = 72 // the peer's request was at fault: the owner's queue pair fails, too
+
+	ringWaits = 128 // by the peer, and cleared by the owner: it waits for receives
+
+	ringSlots = 192
+)
+
+const (
+	ringOpen = 1 + iota
+	ringDead
+)
+
+// A slot is a receive: the owner's list of where it goes, and the peer's result.
+const (
+	slotSGEs   = 0  // number of entries
+	slotResult = 8  // bytes<<32 | immediate
+	slotMore   = 16 // queue pair<<32 | status<<8 | flags
+	slotList   = 24 // entries: address, length<<32 | key
+	entrySize  = 16
+)
+
+// Flags of a result.
+const (
+	resultImm = 1 << iota
+	resultInv
+	resultWrite // of a WRITE with immediate
+)
+
+func slotStride(sges int) int { return (slotList + sges*entrySize + 63) &^ 63 }
+
+// rnrTime is the time of a timer code (IBTA 9.7.5.2.8).
+func rnrTime(code uint8) time.Duration {
+	const unit = 10 * time.Microsecond
+	switch code &= 31; {
+	case code == 0:
+		return 65536 * unit
+	case code == 1:
+		return unit
+	case code%2 == 0:
+		return unit << (code / 2)
+	}
+	return 3 * unit << ((code - 3) / 2)
+}
+
+// opcode of the completion of a send request.
+func sendOpcode(op verbs.Opcode) verbs.WCOpcode {
+	switch op {
+	case verbs.OpWrite, verbs.OpWriteWithImm:
+		return verbs.WCWrite
+	case verbs.OpRead:
+		return verbs.WCRead
+	case verbs.OpCompareSwap:
+		return verbs.WCCompareSwap
+	case verbs.OpFetchAdd:
+		return verbs.WCFetchAdd
+	case verbs.OpAtomicWrite:
+		return verbs.WCAtomicWrite
+	}
+	return verbs.WCSend
+}

@@ -1,0 +1,301 @@
+//go:build linux
+
+package shm
+
+import (
+	"fmt"
+	"net"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/go-rdma/rdma/internal/verbs"
+)
+
+// source is where completions come from that the peer has made: a receive queue.
+type source interface {
+	// pending tells whether there are any; it takes no lock.
+	pending() bool
+	// drain moves them into completion queues.
+	drain()
+}
+
+// cq is a completion queue. Its ring is private; what the peer does is found in the rings of its queue pairs.
+type cq struct {
+	dev    *device
+	num    uint32
+	arm    *atomic.Uint32 // on the board: 1 while armed. Who makes it 0 has Notify called
+	depth  int
+	notify func()
+
+	sources atomic.Pointer[[]source]
+	count   atomic.Int64 // n, for those without the lock
+
+	mu        sync.Mutex
+	ring      []entry // a power of two
+	head, n   int
+	failed    bool
+	closed    bool
+	users     int
+	members   map[source]int
+	notifying int
+	quiet     chan struct{}
+}
+
+// entry is a completion, and the place in the send queue that is free once it was polled.
+type entry struct {
+	wc  verbs.WC
+	q   *qp // nil: of a receive
+	pos uint64
+}
+
+// CreateCQ implements [verbs.Device].
+func (d *device) CreateCQ(attr *verbs.CQAttr) (verbs.CQ, error) {
+	if attr.Depth < 1 || attr.Depth > maxCQE {
+		return nil, fmt.Errorf("shm: completion queue of %d entries, the limits are 1 and %d: %w", attr.Depth, maxCQE, syscall.EINVAL)
+	}
+	if !d.tryRetain() {
+		return nil, fmt.Errorf("shm: completion queue: %w", net.ErrClosed)
+	}
+	c := &cq{dev: d, depth: attr.Depth, notify: attr.Notify, members: make(map[source]int)}
+	if err := d.addCQ(c); err != nil {
+		d.release()
+		return nil, err
+	}
+	return c, nil
+}
+
+var errClosedCQ = fmt.Errorf("shm: completion queue: %w", net.ErrClosed)
+
+// Poll implements [verbs.CQ].
+func (c *cq) Poll(wc []verbs.WC) (int, error) {
+	c.gather()
+	return c.take(wc)
+}
+
+// gather moves what the peer has done into the queue. It tells whether there was anything.
+func (c *cq) gather() (found bool) {
+	if ss := c.sources.Load(); ss != nil {
+		for _, s := range *ss {
+			if s.pending() {
+				s.drain()
+				found = true
+			}
+		}
+	}
+	return found
+}
+
+func (c *cq) take(wc []verbs.WC) (int, error) {
+	if c.count.Load() == 0 && len(wc) > 0 {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		switch {
+		case c.closed:
+			return 0, errClosedCQ
+		case c.failed:
+			return 0, fmt.Errorf("shm: completion queue of %d entries overran: %w", c.depth, syscall.ENOSPC)
+		}
+		return 0, nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n := min(len(wc), c.n)
+	for i := range n {
+		e := &c.ring[c.head]
+		wc[i] = e.wc
+		if e.q != nil {
+			e.q.polled.Store(e.pos)
+			e.q = nil
+		}
+		c.head = (c.head + 1) & (len(c.ring) - 1)
+	}
+	c.n -= n
+	c.count.Store(int64(c.n))
+	return n, nil
+}
+
+// Arm implements [verbs.CQ]. The word is set first and rings are looked at afterwards, by the consumer's Poll; the peer
+// moves a ring first and looks at the word afterwards.
+func (c *cq) Arm() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return errClosedCQ
+	}
+	c.arm.Store(1)
+	return nil
+}
+
+const (
+	spinStep  = 16 * time.Microsecond
+	spinTight = 2 * time.Microsecond // before other threads are let run
+	spinTurns = 16
+)
+
+// PollOrArm implements [verbs.ArmPoller].
+func (c *cq) PollOrArm(wc []verbs.WC, spin time.Duration, arm bool) (n int, armed bool, err error) {
+	n, err = c.Poll(wc)
+	if n > 0 || err != nil {
+		return n, false, err
+	}
+	if spin > 0 && len(wc) > 0 {
+		spin = min(spin, spinStep)
+		for start := time.Now(); ; {
+			for range spinTurns {
+				if c.gather() || c.count.Load() > 0 {
+					if n, err = c.take(wc); n > 0 || err != nil {
+						return n, false, err
+					}
+				}
+			}
+			since := time.Since(start)
+			if since > spin {
+				break
+			}
+			if since > spinTight {
+				yield()
+			}
+		}
+	}
+	if !arm {
+		return 0, false, nil
+	}
+	if err := c.Arm(); err != nil {
+		return 0, false, err
+	}
+	n, err = c.Poll(wc)
+	return n, true, err
+}
+
+// yield lets another thread run: the one to answer may want this very processor.
+func yield() { _, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0) }
+
+// push adds a completion.
+func (c *cq) push(wc *verbs.WC, q *qp, pos uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.failed || c.closed {
+		return
+	}
+	if c.n == c.depth {
+		c.failed = true
+		go c.failUsers() // their locks are held here
+	} else {
+		if c.n == len(c.ring) {
+			c.grow()
+		}
+		c.ring[(c.head+c.n)&(len(c.ring)-1)] = entry{*wc, q, pos}
+		c.n++
+		c.count.Store(int64(c.n))
+	}
+	if c.arm.Load() != 0 && c.arm.CompareAndSwap(1, 0) && c.notify != nil {
+		c.dev.notifier.add(c)
+	}
+}
+
+func (c *cq) grow() {
+	ring := make([]entry, max(16, 2*len(c.ring)))
+	for i := range c.n {
+		ring[i] = c.ring[(c.head+i)&(len(c.ring)-1)]
+	}
+	c.ring, c.head = ring, 0
+}
+
+// failUsers moves the queue pairs of a queue that overran to the error state.
+func (c *cq) failUsers() {
+	c.dev.everyQP(func(q *qp) {
+		if q.sendCQ == c || q.recvCQ == c {
+			q.fail()
+		}
+	})
+}
+
+// notified calls Notify, unless the queue was closed meanwhile. No lock is held.
+func (c *cq) notified() {
+	c.mu.Lock()
+	if c.closed || c.notify == nil {
+		c.mu.Unlock()
+		return
+	}
+	c.notifying++
+	c.mu.Unlock()
+	c.notify()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.notifying--
+	if c.notifying == 0 && c.quiet != nil {
+		close(c.quiet)
+		c.quiet = nil
+	}
+}
+
+// use counts a queue pair, and the sources that come with it.
+func (c *cq) use(ss ...source) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return errClosedCQ
+	}
+	c.users++
+	for _, s := range ss {
+		c.members[s]++
+	}
+	c.listSources()
+	return nil
+}
+
+func (c *cq) unuse(ss ...source) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.users--
+	for _, s := range ss {
+		if c.members[s]--; c.members[s] == 0 {
+			delete(c.members, s)
+		}
+	}
+	c.listSources()
+}
+
+// listSources makes the list that gather goes through: one for all, since it has no lock.
+func (c *cq) listSources() {
+	ss := make([]source, 0, len(c.members))
+	for s := range c.members {
+		ss = append(ss, s)
+	}
+	c.sources.Store(&ss)
+}
+
+// Close implements [verbs.CQ].
+func (c *cq) Close() error {
+	c.mu.Lock()
+	if c.closed {
+		c.mu.Unlock()
+		return nil
+	}
+	if c.users > 0 {
+		c.mu.Unlock()
+		return fmt.Errorf("shm: completion queue of a living queue pair: %w", verbs.ErrBusy)
+	}
+	c.closed = true
+	c.arm.Store(0)
+	c.ring, c.head, c.n = nil, 0, 0
+	c.count.Store(0)
+	var quiet chan struct{}
+	if c.notifying > 0 {
+		quiet = make(chan struct{})
+		c.quiet = quiet
+	}
+	c.mu.Unlock()
+	if quiet != nil {
+		<-quiet
+	}
+	c.dev.removeCQ(c)
+	c.dev.release()
+	return nil
+}
+
+var _ verbs.ArmPoller = (*cq)(nil)

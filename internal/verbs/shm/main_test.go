@@ -1,0 +1,16 @@
+//go:build linux
+
+package shm
+
+import (
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/go-rdma/rdma/internal/testnet"
+)
+
+func TestMain(m *testing.M) {
+	testnet.Main()
+	goleak.VerifyTestMain(m)
+}
