@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/go-rdma/rdma/internal/testnet"
 	"github.com/go-rdma/rdma/internal/verbs"
 	"github.com/go-rdma/rdma/rpma"
 )
@@ -19,6 +20,7 @@ func TestMain(m *testing.M) {
 	if os.Getenv("RDMANET_DEVICE") == "" {
 		os.Setenv("RDMANET_DEVICE", "softroce") // also where a RoCE device is
 	}
+	testnet.Main()
 	goleak.VerifyTestMain(m)
 }
 

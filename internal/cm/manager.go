@@ -38,6 +38,9 @@ func (m *Manager) getenv(key string) string {
 	return os.Getenv(key)
 }
 
+// Provider returns the provider of that name, or nil.
+func (m *Manager) Provider(name string) verbs.Provider { return m.provider(name) }
+
 func (m *Manager) provider(name string) verbs.Provider {
 	for _, p := range m.Providers {
 		if p.Name() == name {

@@ -19,7 +19,8 @@ type Device struct {
 	pd       verbs.PD
 	mem      allocator
 
-	refs int // guarded by devices.mu
+	refs    int // guarded by devices.mu
+	private bool
 
 	mu    sync.Mutex
 	stuck []stuckRegion // each counts as one of refs
@@ -37,8 +38,9 @@ const stuckRetry = time.Second
 // devices holds those in use by their value: under one name a provider may
 // give several, for what they reach or one after another.
 var devices struct {
-	mu   sync.Mutex
-	open map[verbs.Device]*Device
+	mu      sync.Mutex
+	open    map[verbs.Device]*Device
+	private map[*Device]struct{}
 }
 
 // OpenDevice returns the device an identifier is bound to. Each is matched by one Release.
@@ -54,17 +56,10 @@ func OpenDevice(id verbs.CMID) (*Device, error) {
 	if err != nil {
 		return nil, fmt.Errorf("rc: opening device %s: %w", lent.Name(), err)
 	}
-	pd, err := dev.AllocPD()
+	d, err := newDevice(dev, id.Provider().Name())
 	if err != nil {
-		_ = dev.Close() // the first error says more
-		return nil, fmt.Errorf("rc: protection domain on %s: %w", dev.Name(), err)
+		return nil, err
 	}
-	info := dev.Info()
-	d := &Device{
-		provider: id.Provider().Name(), maxQPWR: info.MaxQPWR, iwarp: info.Transport == verbs.TransportIWARP,
-		dev: dev, pd: pd, refs: 1,
-	}
-	d.mem.pd = pd
 	if devices.open == nil {
 		devices.open = make(map[verbs.Device]*Device)
 	}
@@ -72,12 +67,48 @@ func OpenDevice(id verbs.CMID) (*Device, error) {
 	return d, nil
 }
 
-// Release gives one OpenDevice back; with the last one the device is closed.
+// newDevice takes dev over, and closes it if it fails.
+func newDevice(dev verbs.Device, provider string) (*Device, error) {
+	pd, err := dev.AllocPD()
+	if err != nil {
+		_ = dev.Close() // the first error says more
+		return nil, fmt.Errorf("rc: protection domain on %s: %w", dev.Name(), err)
+	}
+	info := dev.Info()
+	d := &Device{
+		provider: provider, maxQPWR: info.MaxQPWR, iwarp: info.Transport == verbs.TransportIWARP,
+		dev: dev, pd: pd, refs: 1,
+	}
+	d.mem.pd = pd
+	return d, nil
+}
+
+// NewDevice gives an open device a protection domain that nobody else shares: what is registered in another one cannot be
+// reached over its connections. It takes dev over, also if it fails.
+func NewDevice(dev verbs.Device, provider string) (*Device, error) {
+	d, err := newDevice(dev, provider)
+	if err != nil {
+		return nil, err
+	}
+	d.private = true
+	devices.mu.Lock()
+	defer devices.mu.Unlock()
+	if devices.private == nil {
+		devices.private = make(map[*Device]struct{})
+	}
+	devices.private[d] = struct{}{}
+	return d, nil
+}
+
+// Release gives one OpenDevice or NewDevice back; with the last one the device is closed.
 func (d *Device) Release() error {
 	devices.mu.Lock()
 	d.refs--
 	last := d.refs == 0
-	if last {
+	switch {
+	case last && d.private:
+		delete(devices.private, d)
+	case last:
 		delete(devices.open, d.dev)
 	}
 	devices.mu.Unlock()
@@ -97,6 +128,9 @@ func (d *Device) Release() error {
 // Name and Provider tell which device it is.
 func (d *Device) Name() string     { return d.dev.Name() }
 func (d *Device) Provider() string { return d.provider }
+
+// Dev is the device itself, lent.
+func (d *Device) Dev() verbs.Device { return d.dev }
 
 // PD is the protection domain of all that is made of the device.
 func (d *Device) PD() verbs.PD { return d.pd }
@@ -157,14 +191,20 @@ func (d *Device) retry() {
 	}
 }
 
-// Usage tells what is in use in this process: shared devices, their arenas, and
+// Usage tells what is in use in this process: devices, their arenas, and
 // bytes of blocks handed out.
 func Usage() (open, arenas, bytes int) {
 	devices.mu.Lock()
 	defer devices.mu.Unlock()
-	for _, d := range devices.open {
+	add := func(d *Device) {
 		a, b := d.mem.inUse()
 		open, arenas, bytes = open+1, arenas+a, bytes+b
+	}
+	for _, d := range devices.open {
+		add(d)
+	}
+	for d := range devices.private {
+		add(d)
 	}
 	return open, arenas, bytes
 }

@@ -273,7 +273,9 @@ func (p *spinner) slept(took int64) {
 
 var epoch = time.Now()
 
-// now is a monotonic time in nanoseconds.
+// Now is a monotonic time in nanoseconds.
+func Now() int64 { return now() }
+
 func now() int64 { return int64(time.Since(epoch)) }
 
 // procs is GOMAXPROCS, which is dear to ask for, as of the last new connection.

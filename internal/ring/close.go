@@ -222,7 +222,7 @@ func (c *Conn) end() {
 // teardown releases everything. Not to be called from a handler.
 func (c *Conn) teardown() {
 	c.once.Do(func() {
-		c.keep.stop()
+		c.keep.Stop()
 		c.rd.Close(net.ErrClosed)
 		c.wr.Close(net.ErrClosed)
 		c.tx.mu.Lock()

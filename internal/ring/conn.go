@@ -31,7 +31,7 @@ type Conn struct {
 	}
 	tx transmitter
 
-	keep keepAlive
+	keep rc.KeepAlive
 
 	closed atomic.Bool
 	linger atomic.Int64 // nanoseconds

@@ -33,7 +33,7 @@ func (h *handler) HandleCompletions(wcs []verbs.WC) {
 		}
 	}
 	if in.alive {
-		c.keep.touch()
+		c.keep.Touch()
 	}
 	if in.sends || in.updates || in.shut > 0 || in.gone > 0 || in.due || in.flushed || in.err != nil {
 		c.takeSends(wcs, &in)
@@ -69,7 +69,7 @@ func (in *arrivals) fail(err error) {
 }
 
 func (in *arrivals) take(c *Conn, wcs []verbs.WC) {
-	now := c.keep.now()
+	now := rc.Now()
 	c.rx.mu.Lock()
 	defer c.rx.mu.Unlock()
 	for i := range wcs {

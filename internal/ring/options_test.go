@@ -193,7 +193,7 @@ func TestKeepAliveIsOn(t *testing.T) {
 		for _, end := range []*Conn{c, s} {
 			_, err := end.Read(make([]byte, 1))
 			require.ErrorIs(t, err, syscall.ETIMEDOUT)
-			require.LessOrEqual(t, time.Since(start), keepIdle+keepCount*keepInterval)
+			require.LessOrEqual(t, time.Since(start), 15*time.Second+9*15*time.Second)
 		}
 	})
 }

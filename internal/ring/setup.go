@@ -65,7 +65,7 @@ func newConn(id verbs.CMID, cfg *Config) (*Conn, error) {
 	c.linger.Store(int64(defaultLinger))
 	c.rd = rc.NewSide(c.readReady)
 	c.wr = rc.NewSide(c.writeReady)
-	c.keep.init(c, cfg)
+	c.keep.Init((*kept)(c), cfg.keepAliveConfig())
 
 	var err error
 	c.rc, err = rc.New(id, &rc.Config{
@@ -228,7 +228,7 @@ func (c *Conn) established() {
 	c.tx.open = true
 	c.pump()
 	c.tx.mu.Unlock()
-	c.keep.start()
+	c.keep.Start()
 }
 
 // standing is told when the passive side's connection stands.

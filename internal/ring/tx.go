@@ -70,6 +70,7 @@ type transmitter struct {
 	ownOrder  byteOrder // of this side's
 
 	open     bool  // established, not torn down
+	probing  bool  // a keep-alive request is on its way
 	err      error // the connection failed
 	peerShut bool  // SHUTDOWN came: the peer sends no more
 	peerGone bool  // DISCONNECT or DREQ came: nor does it read
@@ -422,7 +423,7 @@ func (c *Conn) completed(id uint64) {
 		case sentEnd:
 			t.endAcked = max(t.endAcked, int(s.n))
 		case sentProbe:
-			c.keep.probing = false
+			t.probing = false
 		case sentAbort:
 			continue
 		}

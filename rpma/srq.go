@@ -1,0 +1,157 @@
+package rpma
+
+import (
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"syscall"
+
+	"github.com/go-rdma/rdma/internal/rc"
+	"github.com/go-rdma/rdma/internal/verbs"
+)
+
+// SRQ is a shared receive queue: the messages of all connections that are configured with it take receives from it.
+// Their completions tell by QPNum whose message it was.
+type SRQ struct {
+	peer *Peer
+	srq  verbs.SRQ
+	q    recvQueue
+
+	// Of a queue with completions of its own.
+	own    bool
+	poller rc.Poller
+	bell   bell
+	cq     CQ
+
+	mu     sync.Mutex
+	users  int
+	gone   bool
+	closed atomic.Bool
+}
+
+// NewSRQ makes a shared receive queue; nil takes the defaults.
+func (p *Peer) NewSRQ(c *SRQConfig) (*SRQ, error) {
+	const op = "shared receive queue"
+	if c == nil {
+		c = &SRQConfig{}
+	}
+	n := size(c.RQSize, defaultSRQ)
+	if n == 0 {
+		return nil, invalid(op, "no room for receives")
+	}
+	if err := p.begin(op, op); err != nil {
+		return nil, err
+	}
+	s := &SRQ{peer: p}
+	s.q.init(p, n)
+	if err := s.make(n, size(c.RCQSize, defaultSRQ)); err != nil {
+		p.end(op)
+		return nil, opError(op, err)
+	}
+	s.q.open(s.srq)
+	return s, nil
+}
+
+func (s *SRQ) make(n, completions int) (err error) {
+	if s.srq, err = s.peer.dev.PD().CreateSRQ(&verbs.SRQAttr{MaxWR: n, MaxSGE: 1}); err != nil || completions == 0 {
+		return err
+	}
+	s.own = true
+	s.bell.poller = &s.poller
+	s.cq.over, s.cq.closed = s.closed.Load, s.closed.Load
+	s.cq.ended = func() error { return errClosed }
+	s.cq.polled = func(_, recvs int) { s.q.polled(recvs) }
+	s.cq.init(&s.bell)
+	if err = s.poller.Open(s.peer.dev.Dev(), max(n, completions), (*srqHandler)(s), 0); err != nil {
+		_ = s.srq.Close() // nobody uses it
+		return err
+	}
+	s.poller.Start()
+	return nil
+}
+
+// srqHandler takes what completes in the queue's own completion queue.
+type srqHandler SRQ
+
+// HandleCompletions implements [rc.Handler].
+func (h *srqHandler) HandleCompletions(wcs []verbs.WC) {
+	s := (*SRQ)(h)
+	var c Completion
+	for i := range wcs {
+		if wcs[i].ID&recvBit != 0 && s.q.complete(&wcs[i], &c) {
+			s.cq.push(&c)
+		}
+	}
+	s.bell.ring()
+}
+
+// HandleEvent implements [rc.Handler].
+func (h *srqHandler) HandleEvent(verbs.Event) {}
+
+// HandleFailure implements [rc.Handler]: the device is gone. Its connections tell.
+func (h *srqHandler) HandleFailure(error) {
+	h.closed.Store(true)
+	h.bell.ring()
+}
+
+// Pending implements [rc.Handler].
+func (h *srqHandler) Pending() bool { return false }
+
+// PostRecv posts a receive for a message of any of the connections. dst, or a zero Local for messages without data, is not to be read before the receive has completed,
+// and id comes back with its completion.
+func (s *SRQ) PostRecv(dst Local, id uint64) error { return s.q.post(&dst, id) }
+
+// CQ is where receives complete; nil if they do so in the connections' queues.
+func (s *SRQ) CQ() *CQ {
+	if !s.own {
+		return nil
+	}
+	return &s.cq
+}
+
+// use counts a connection.
+func (s *SRQ) use() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.gone {
+		return errClosed
+	}
+	s.users++
+	return nil
+}
+
+func (s *SRQ) unuse() {
+	s.mu.Lock()
+	s.users--
+	s.mu.Unlock()
+}
+
+// Close closes the queue. While connections use it, it refuses with EBUSY and stays usable. Closing twice is no error.
+func (s *SRQ) Close() error {
+	const op = "close shared receive queue"
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.gone:
+		return nil
+	case s.users > 0:
+		return opError(op, fmt.Errorf("%d %s: %w", s.users, plural("connection", s.users)+" still use it", syscall.EBUSY))
+	}
+	s.gone = true
+	s.q.close()
+	var err error
+	if s.own {
+		s.poller.Progress()
+		s.poller.Stop()
+	}
+	err = s.srq.Close()
+	if s.own {
+		s.closed.Store(true)
+		s.bell.ring()
+		if e := s.poller.CQ().Close(); err == nil {
+			err = e
+		}
+	}
+	s.peer.end("shared receive queue")
+	return opError(op, err)
+}
