@@ -88,6 +88,7 @@ const (
 	hintSoftRoCE = "for Soft-RoCE: modprobe rdma_rxe, then rdma link add rxe0 type rxe netdev <interface>"
 	hintModule   = "modprobe -a ib_uverbs rdma_ucm"
 	hintPass     = "a container needs it passed: docker run --device=/dev/infiniband"
+	hintMemlock  = "ulimit -l unlimited, LimitMEMLOCK=infinity in systemd, docker run --ulimit memlock=-1, or CAP_IPC_LOCK"
 )
 
 // cannotOpen explains why opening a device failed with err.
@@ -100,7 +101,7 @@ func (h host) cannotOpen(name string, err error) error {
 	}
 	switch {
 	case errors.Is(err, errNoDriver):
-		return fmt.Errorf("libibverbs has no driver for %s: apt-get install ibverbs-providers: %w", name, syscall.ENODEV)
+		return &Fault{"libibverbs has no driver for " + name, "apt-get install ibverbs-providers", syscall.ENODEV}
 	case errors.Is(err, syscall.EAGAIN):
 		return fmt.Errorf("opening %s: the limit of the rdma cgroup (rdma.max) is reached: %w", name, err)
 	case errors.Is(err, syscall.ENOMEM):
@@ -113,7 +114,7 @@ func (h host) cannotOpen(name string, err error) error {
 func (h host) unusable(name string) error {
 	u := h.uverbs(name)
 	if u == "" {
-		return fmt.Errorf("the kernel offers no verbs for %s to programs: %s: %w", name, hintModule, syscall.ENODEV)
+		return &Fault{fmt.Sprintf("the kernel offers no verbs for %s to programs", name), hintModule, syscall.ENODEV}
 	}
 	return h.cannotUse(u)
 }
@@ -143,15 +144,19 @@ func explainNode(node string, err error) error {
 		if node == cmNode {
 			hint = "modprobe rdma_ucm; " + hintPass
 		}
-		return fmt.Errorf("%s does not exist: %s: %w", shown, hint, err)
+		return &Fault{shown + " does not exist", hint, err}
 	case errors.Is(err, syscall.EPERM): // not the file's mode, which gives EACCES
-		return fmt.Errorf("%s: the cgroup of this container or service forbids it: docker run --device=/dev/infiniband, "+
-			"DeviceAllow=char-infiniband_* in systemd: %w", shown, err)
+		return &Fault{
+			shown + ": the cgroup of this container or service forbids it",
+			"docker run --device=/dev/infiniband, DeviceAllow=char-infiniband_* in systemd", err,
+		}
 	case errors.Is(err, syscall.EACCES):
-		return fmt.Errorf("%s: no permission for user %d: join the group that owns it (often rdma), or chmod 0666 %s: %w",
-			shown, os.Getuid(), shown, err)
+		return &Fault{
+			fmt.Sprintf("%s: no permission for user %d", shown, os.Getuid()),
+			"join the group that owns it (often rdma), or chmod 0666 " + shown, err,
+		}
 	case errors.Is(err, syscall.ENXIO), errors.Is(err, syscall.ENODEV):
-		return fmt.Errorf("%s is left over from a device or module that is gone: %s: %w", shown, hintModule, err)
+		return &Fault{shown + " is left over from a device or module that is gone", hintModule, err}
 	}
 	return fmt.Errorf("%s: %w", shown, err)
 }
@@ -186,9 +191,9 @@ func (h host) memlock(need int, err error) error {
 	if limit >= used+uint64(need) {
 		return err // something else
 	}
-	return fmt.Errorf("%d bytes of locked memory are needed beside %d in use, and RLIMIT_MEMLOCK is %d: "+
-		"ulimit -l unlimited, LimitMEMLOCK=infinity in systemd, docker run --ulimit memlock=-1, or CAP_IPC_LOCK: %w",
-		need, used, limit, err)
+	return &Fault{
+		fmt.Sprintf("%d bytes of locked memory are needed beside %d in use, and RLIMIT_MEMLOCK is %d", need, used, limit), hintMemlock, err,
+	}
 }
 
 // status reads a size of this process in bytes.

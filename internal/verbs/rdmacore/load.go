@@ -3,7 +3,6 @@
 package rdmacore
 
 import (
-	"errors"
 	"fmt"
 	"sync"
 )
@@ -17,14 +16,14 @@ func loadError(why int, text string) error {
 	case 0:
 		return nil
 	case noHeaders:
-		return errors.New("built without the headers of libibverbs and librdmacm: apt-get install libibverbs-dev librdmacm-dev, " +
-			"then build again with go build -a, since go's cache does not see new headers")
+		return notBuilt{&Fault{"built without the headers of libibverbs and librdmacm", "apt-get install libibverbs-dev librdmacm-dev, " +
+			"then build again with go build -a, since go's cache does not see new headers", nil}}
 	case noLibibverbs:
-		return fmt.Errorf("%s: apt-get install libibverbs1 ibverbs-providers librdmacm1", text)
+		return &Fault{text, "apt-get install libibverbs1 ibverbs-providers librdmacm1", nil}
 	case noLibrdmacm:
-		return fmt.Errorf("%s: apt-get install librdmacm1", text)
+		return &Fault{text, "apt-get install librdmacm1", nil}
 	case noSymbol:
-		return fmt.Errorf("libibverbs or librdmacm is too old, it lacks %s: upgrade libibverbs1 and librdmacm1", text)
+		return &Fault{"libibverbs or librdmacm is too old, it lacks " + text, "upgrade libibverbs1 and librdmacm1", nil}
 	}
 	return fmt.Errorf("loading libibverbs and librdmacm: %d %s", why, text)
 }

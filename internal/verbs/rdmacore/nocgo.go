@@ -4,7 +4,6 @@ package rdmacore
 
 import (
 	"context"
-	"errors"
 	"runtime"
 
 	"github.com/go-rdma/rdma/internal/verbs"
@@ -13,9 +12,9 @@ import (
 // load tells why this build has nothing to load.
 func load() error {
 	if runtime.GOOS != "linux" {
-		return errors.New("RDMA devices are used on Linux only")
+		return notBuilt{&Fault{"RDMA devices are used on Linux only", "", nil}}
 	}
-	return errors.New("built without cgo: install gcc, libibverbs-dev and librdmacm-dev, then CGO_ENABLED=1 go build -a")
+	return notBuilt{&Fault{"built without cgo", "install gcc, libibverbs-dev and librdmacm-dev, then CGO_ENABLED=1 go build -a", nil}}
 }
 
 type core struct{}

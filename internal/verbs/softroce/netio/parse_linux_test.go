@@ -68,6 +68,7 @@ junk
 	require.Equal(t, 1234, holder(strings.NewReader(table), 4791))
 	require.Equal(t, 101, holder(strings.NewReader(table), 53))
 	require.Equal(t, -1, holder(strings.NewReader(table), 54))
+	require.Equal(t, []Holder{{1234, 23512}}, holders(strings.NewReader(table), 4791))
 }
 
 func FuzzHolder(f *testing.F) {

@@ -1,13 +1,9 @@
 package netio
 
 import (
-	"bufio"
 	"errors"
-	"io"
 	"net/netip"
 	"os"
-	"strconv"
-	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -182,23 +178,4 @@ func portBusy(port uint16, v6 bool) *PortBusyError {
 		e.Rxe = err == nil
 	}
 	return e
-}
-
-// holder finds the uid of a socket on port in a table of proc(5)'s /proc/net/udp form.
-func holder(r io.Reader, port uint16) int {
-	uid := -1
-	for sc := bufio.NewScanner(r); sc.Scan(); {
-		f := strings.Fields(sc.Text())
-		if len(f) < 8 {
-			continue
-		}
-		_, hex, ok := strings.Cut(f[1], ":")
-		if p, err := strconv.ParseUint(hex, 16, 16); !ok || err != nil || p != uint64(port) {
-			continue
-		}
-		if n, err := strconv.Atoi(f[7]); err == nil {
-			uid = n
-		}
-	}
-	return uid
 }
