@@ -142,29 +142,39 @@ func (m *Manager) LookupRemote(ctx context.Context, addr netip.Addr) (*verbs.Dev
 	return &info, id.Close()
 }
 
-// LookupLocal describes the device that owns addr, an address of this host.
+// LookupLocal describes the device that owns addr, an address of this host: the best one of the list that RDMANET_DEVICE is.
 func (m *Manager) LookupLocal(addr netip.Addr) (*verbs.DeviceInfo, error) {
-	none := &NoDeviceError{Target: addr.String()}
-	for _, name := range Known {
-		p := m.provider(name)
-		if p == nil {
-			none.Tried = append(none.Tried, Cause{name, errNotInBuild})
-			continue
+	cands, err := m.candidates("")
+	if err != nil {
+		return nil, err
+	}
+	none := &NoDeviceError{Target: addr.String(), Listed: cands[0].named}
+	for i := range cands {
+		c := &cands[i]
+		err := c.err
+		var infos []verbs.DeviceInfo
+		if err == nil {
+			infos, err = c.p.Devices()
 		}
-		infos, err := p.Devices()
 		if err != nil {
-			none.Tried = append(none.Tried, Cause{name, err})
+			none.Tried = append(none.Tried, Cause{c.name, err})
 			continue
 		}
 		for i := range infos {
 			info := &infos[i]
 			switch {
+			case c.device != "" && info.Name != c.device:
+				continue
 			case info.Unusable != nil:
 				err = info.Unusable
-			case !owns(info, addr):
+			case !owns(info, addr, c.port):
 				err = errors.New("has no such address")
 			default:
-				if err = m.guard(p, addr, addr); err == nil {
+				err = nil
+				if c.implied() {
+					err = m.guard(c.p, addr, addr)
+				}
+				if err == nil {
 					return info, nil
 				}
 			}
@@ -176,8 +186,11 @@ func (m *Manager) LookupLocal(addr netip.Addr) (*verbs.DeviceInfo, error) {
 
 // owns tells whether a port of the device has the address. The whole of
 // 127.0.0.0/8 belongs to the one who has any of it.
-func owns(info *verbs.DeviceInfo, addr netip.Addr) bool {
+func owns(info *verbs.DeviceInfo, addr netip.Addr, port int) bool {
 	for _, p := range info.Ports {
+		if port != 0 && p.Num != port {
+			continue
+		}
 		for _, g := range p.GIDs {
 			g = g.Unmap()
 			if g.WithZone("") == addr.WithZone("") || g.Is4() && addr.Is4() && g.IsLoopback() && addr.IsLoopback() {

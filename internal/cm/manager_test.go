@@ -97,3 +97,37 @@ func TestLookup(t *testing.T) {
 	assert.Contains(t, err.Error(), "softroce0: has no such address")
 	assert.Contains(t, err.Error(), "mlx5_1: no permission")
 }
+
+// TestLookupLocalOfNamed: what RDMANET_DEVICE names is what is looked at, and nothing is held against it.
+func TestLookupLocalOfNamed(t *testing.T) {
+	m := testManager()
+	loopback := netip.MustParseAddr("127.0.0.1")
+	m.Root = sysfs(t, map[string]string{ // of a host where rdma_rxe holds UDP port 4791
+		"sys/class/infiniband/rxe0/node_type": "1: CA\n",
+		"sys/class/infiniband/rxe0/parent":    "veth7\n",
+	})
+	_, err := m.LookupLocal(loopback)
+	require.ErrorIs(t, err, verbs.ErrNoDevice)
+	assert.Contains(t, err.Error(), "softroce0: not used unless it is named")
+	for _, list := range []string{"softroce", "softroce0", "mlx5_1,softroce0/1", "mlx5_0,softroce"} {
+		m.Getenv = func(string) string { return list }
+		info, err := m.LookupLocal(loopback)
+		require.NoError(t, err, list)
+		assert.Equal(t, "softroce0", info.Name)
+	}
+	for list, says := range map[string]string{
+		"mlx5_1":       "mlx5_1: no permission",
+		"mlx5_0":       "mlx5_0: has no such address",
+		"softroce0/2":  "softroce0 has no port 2",
+		"nosuchdevice": "no device of that name",
+	} {
+		m.Getenv = func(string) string { return list }
+		_, err := m.LookupLocal(loopback)
+		require.ErrorIs(t, err, verbs.ErrNoDevice, list)
+		assert.Contains(t, err.Error(), says)
+		assert.NotContains(t, err.Error(), "not used unless")
+	}
+	m.Getenv = func(string) string { return "softroce/7" }
+	_, err = m.LookupLocal(loopback)
+	require.ErrorAs(t, err, new(*DeviceListError))
+}
