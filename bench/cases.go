@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"encoding/binary"
 	"fmt"
@@ -9,8 +8,6 @@ import (
 	"net"
 	"net/http"
 	"time"
-
-	"github.com/go-rdma/rdma/rdmanet"
 )
 
 // A case is one figure: a service, and a client that uses it n times.
@@ -21,9 +18,13 @@ type benchCase struct {
 	value func(perOp time.Duration) float64
 	// faster is how many times as fast a is as b.
 	faster func(a, b float64) float64
+	bytes  int    // of an operation, where time per byte says more; else 0
+	label  string // its name in a plot
 
-	serve func(l net.Listener) // until l is closed
-	dial  func(ctx context.Context, dial dialFunc) (client, error)
+	sides   []string // the first is what the others are compared with
+	busy    bool     // with the machine's processors at something else
+	service string
+	dial    func(ctx context.Context, dial dialFunc) (client, error)
 }
 
 type dialFunc func(ctx context.Context) (net.Conn, error)
@@ -33,74 +34,74 @@ type client interface {
 	close()
 }
 
-const (
-	pingSize = 64
-	readSize = 64 << 10
-	bodySize = 1 << 10
+// sampleLimit bounds one sample, however wrong its estimate is.
+const sampleLimit = 30 * time.Second
 
-	// sampleLimit bounds one sample, however wrong its estimate is.
-	sampleLimit = 30 * time.Second
+var (
+	allSides  = []string{sideTCP, sideRDMA, sideSpin, sideParked, sideQUIC}
+	oneOfEach = []string{sideTCP, sideRDMA, sideQUIC}
 )
 
 var cases = []benchCase{
-	roundTrip("64 B round trip", 0),
-	roundTrip("64 B round trip, spinning", time.Millisecond),
-	roundTrip("64 B round trip, parked", -1),
+	roundTrip(),
 	stream("4 KiB", 4<<10),
 	stream("64 KiB", 64<<10),
 	stream("1 MiB", 1<<20),
-	{
-		name: "HTTP GET, 1 KiB", unit: "µs", value: micros, faster: lessIsFaster,
-		serve: serveHTTP,
-		dial: func(_ context.Context, dial dialFunc) (client, error) {
-			tr := &http.Transport{
-				DialContext:        func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) },
-				DisableCompression: true,
-			}
-			return &getter{http.Client{Transport: tr, Timeout: sampleLimit}}, nil
-		},
-	},
+	httpGet(1 << 10),
+	whileBusy(roundTrip()),
+	whileBusy(stream("64 KiB", 64<<10)),
+	whileBusy(httpGet(1 << 10)),
 }
 
-// roundTrip has both ends of RDMA wait as BusyPoll says: 0 is the library's own way.
-func roundTrip(name string, busyPoll time.Duration) benchCase {
+func whileBusy(c benchCase) benchCase {
+	c.name += ", machine busy"
+	c.label += ", busy"
+	c.busy = true
+	return c
+}
+
+func roundTrip() benchCase {
 	return benchCase{
-		name: name, unit: "µs", value: micros, faster: lessIsFaster,
-		serve: serveConns(func(c net.Conn) {
-			if setBusyPoll(c, busyPoll) == nil {
-				echo(c)
-			}
-		}),
+		name: "64 B round trip", label: "round trip", unit: "µs", value: micros, faster: lessIsFaster, sides: allSides, service: "echo",
 		dial: func(ctx context.Context, dial dialFunc) (client, error) {
 			c, err := dial(ctx)
-			if err != nil {
-				return nil, err
-			}
-			if err := setBusyPoll(c, busyPoll); err != nil {
-				c.Close()
-				return nil, err
-			}
-			return &pinger{conn: c}, nil
+			return &pinger{conn: c}, err
 		},
 	}
-}
-
-func setBusyPoll(c net.Conn, d time.Duration) error {
-	if rc, ok := rdmanet.Unwrap(c); ok {
-		return rc.SetBusyPoll(d)
-	}
-	return nil
 }
 
 func stream(name string, size int) benchCase {
 	return benchCase{
-		name: "stream, " + name + " writes", unit: "MiB/s", value: mibPerSecond(size), faster: moreIsFaster,
-		serve: serveConns(sink),
+		name: "stream, " + name + " writes", label: name, unit: "MiB/s", value: mibPerSecond(size), faster: moreIsFaster, bytes: size,
+		sides: oneOfEach, service: "sink",
 		dial: func(ctx context.Context, dial dialFunc) (client, error) {
 			c, err := dial(ctx)
 			return &streamer{conn: c, buf: make([]byte, size)}, err
 		},
 	}
+}
+
+func httpGet(size int) benchCase {
+	return benchCase{
+		name: "HTTP GET, " + sizeName(size), label: "GET", unit: "µs", value: micros, faster: lessIsFaster, sides: allSides, service: "http",
+		dial: func(_ context.Context, dial dialFunc) (client, error) {
+			tr := &http.Transport{
+				DialContext:        func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) },
+				DisableCompression: true,
+			}
+			return &getter{Client: http.Client{Transport: tr, Timeout: sampleLimit}, size: size}, nil
+		},
+	}
+}
+
+func sizeName(n int) string {
+	switch {
+	case n >= 1<<20 && n%(1<<20) == 0:
+		return fmt.Sprintf("%d MiB", n>>20)
+	case n >= 1<<10 && n%(1<<10) == 0:
+		return fmt.Sprintf("%d KiB", n>>10)
+	}
+	return fmt.Sprintf("%d B", n)
 }
 
 func micros(d time.Duration) float64    { return float64(d.Nanoseconds()) / 1e3 }
@@ -109,33 +110,6 @@ func moreIsFaster(a, b float64) float64 { return a / b }
 
 func mibPerSecond(size int) func(time.Duration) float64 {
 	return func(d time.Duration) float64 { return float64(size) / (1 << 20) / d.Seconds() }
-}
-
-func serveConns(h func(net.Conn)) func(l net.Listener) {
-	return func(l net.Listener) {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				defer c.Close()
-				h(c)
-			}()
-		}
-	}
-}
-
-func echo(c net.Conn) {
-	buf := make([]byte, pingSize)
-	for {
-		if _, err := io.ReadFull(c, buf); err != nil {
-			return
-		}
-		if _, err := c.Write(buf); err != nil {
-			return
-		}
-	}
 }
 
 type pinger struct {
@@ -165,26 +139,6 @@ func (p *pinger) do(n int) error {
 
 func (p *pinger) close() { p.conn.Close() }
 
-// sink reads a length, as many bytes, and says so.
-func sink(c net.Conn) {
-	buf := make([]byte, readSize)
-	for {
-		if _, err := io.ReadFull(c, buf[:8]); err != nil {
-			return
-		}
-		for left := binary.LittleEndian.Uint64(buf); left > 0; {
-			n, err := c.Read(buf[:min(left, readSize)])
-			if err != nil {
-				return
-			}
-			left -= uint64(n)
-		}
-		if _, err := c.Write(buf[:1]); err != nil {
-			return
-		}
-	}
-}
-
 type streamer struct {
 	conn net.Conn
 	buf  []byte
@@ -210,21 +164,15 @@ func (s *streamer) do(n int) error {
 
 func (s *streamer) close() { s.conn.Close() }
 
-var body = bytes.Repeat([]byte("rdma"), bodySize/4)
-
-func serveHTTP(l net.Listener) {
-	srv := &http.Server{
-		Handler:           http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(body) }),
-		ReadHeaderTimeout: sampleLimit,
-	}
-	_ = srv.Serve(l) // until l is closed
+type getter struct {
+	http.Client
+	size int
 }
 
-type getter struct{ http.Client }
-
 func (g *getter) do(n int) error {
+	url := fmt.Sprintf("http://peer/%d", g.size)
 	for range n {
-		resp, err := g.Get("http://peer/")
+		resp, err := g.Get(url)
 		if err != nil {
 			return err
 		}
@@ -233,8 +181,8 @@ func (g *getter) do(n int) error {
 		if err != nil {
 			return err
 		}
-		if size != bodySize {
-			return fmt.Errorf("body of %d bytes instead of %d", size, bodySize)
+		if size != int64(g.size) {
+			return fmt.Errorf("body of %d bytes instead of %d", size, g.size)
 		}
 	}
 	return nil

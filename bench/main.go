@@ -1,6 +1,9 @@
-// bench measures rdmanet beside package net's TCP over loopback: the same
-// programs on both, in one run, in turns, so that what else the machine does
-// falls on both alike. It prints a table and writes it to a file.
+// bench measures rdmanet beside package net's TCP and beside quic-go over loopback: the same programs on all of
+// them, in one run, in turns, so that what else the machine does falls on all alike. It prints tables and writes
+// them to a file, with plots.
+//
+// By itself it does what takes three minutes. With -run it does what is named, also what takes longer: "-run grid" is HTTP over
+// a grid of connections, requests on each and sizes, "-run idle" is 10,000 connections that do nothing, "-run ." is all.
 package main
 
 import (
@@ -10,34 +13,56 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"regexp"
 	"time"
 )
 
+type options struct {
+	device string
+	rounds int
+	sample time.Duration
+	pick   func(name string, byItself bool) bool
+	sides  *regexp.Regexp
+	idle   int           // connections
+	settle time.Duration // how long they do nothing
+}
+
 func main() {
 	var o options
 	flag.StringVar(&o.device, "device", "softroce", "rdmanet's `Device` to measure")
-	flag.IntVar(&o.rounds, "rounds", 11, "samples of each figure")
-	flag.DurationVar(&o.sample, "sample", 500*time.Millisecond, "how long a sample takes, about")
-	run := flag.String("run", ".", "`regexp` that picks cases by name")
-	dir := flag.String("o", "results", "`directory` for the table; empty: none")
+	flag.IntVar(&o.rounds, "rounds", 7, "samples of each figure")
+	flag.DurationVar(&o.sample, "sample", 250*time.Millisecond, "how long a sample takes, about")
+	flag.IntVar(&o.idle, "conns", 10000, "connections of the idle case")
+	flag.DurationVar(&o.settle, "settle", 10*time.Second, "how long the connections of the idle case do nothing")
+	run := flag.String("run", "", "`regexp` that picks cases by name, also those that take long; empty: those that do not")
+	sides := flag.String("sides", ".", "`regexp` that picks what is compared with TCP")
+	dir := flag.String("o", "results", "`directory` for tables and plots; empty: none")
+	list := flag.Bool("list", false, "list the cases, those that are not run without -run marked +")
 	peer := flag.Bool("peer", false, "be the other process (used by the program itself)")
+	load := flag.Bool("load", false, "keep a processor busy (used by the program itself)")
 	flag.Parse()
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	err := func() (err error) {
-		if flag.NArg() > 0 {
+		switch {
+		case flag.NArg() > 0:
 			return fmt.Errorf("unexpected argument %q", flag.Arg(0))
+		case o.rounds < 1 || o.sample <= 0 || o.idle < 2:
+			return errors.New("-rounds and -sample must be positive, -conns at least 2")
+		case *peer:
+			return servePeer(ctx, o.device)
+		case *load:
+			keepBusy()
+			return nil
+		case *list:
+			listCases()
+			return nil
 		}
-		if o.rounds < 1 || o.sample <= 0 {
-			return errors.New("-rounds and -sample must be positive")
-		}
-		if o.run, err = regexp.Compile(*run); err != nil {
+		if o.sides, err = regexp.Compile(*sides); err != nil {
 			return err
 		}
-		if *peer {
-			return servePeer(ctx, o.device)
+		if o.pick, err = picker(*run); err != nil {
+			return err
 		}
 		return bench(ctx, &o, *dir)
 	}()
@@ -48,22 +73,38 @@ func main() {
 	}
 }
 
+// picker tells which cases are run.
+func picker(run string) (func(name string, byItself bool) bool, error) {
+	if run == "" {
+		return func(_ string, byItself bool) bool { return byItself }, nil
+	}
+	re, err := regexp.Compile(run)
+	return func(name string, _ bool) bool { return re.MatchString(name) }, err
+}
+
+func listCases() {
+	for _, c := range cases {
+		fmt.Println(" ", c.name)
+	}
+	for _, c := range cells() {
+		fmt.Println("+", c.name())
+	}
+	for _, s := range idleSides {
+		fmt.Println("+", idleName(s))
+	}
+}
+
 func bench(ctx context.Context, o *options, dir string) error {
-	m := describeMachine()
-	rows, err := measureAll(ctx, o)
-	if err != nil {
+	r := &results{machine: describeMachine(), o: o}
+	if err := r.measure(ctx); err != nil {
 		return err
 	}
-	text := report(m, o, rows)
-	fmt.Print("\n", text)
+	fmt.Print("\n", r.report())
 	if dir == "" {
 		return nil
 	}
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return err
-	}
-	name := filepath.Join(dir, m.date.Format("2006-01-02-150405")+".md")
-	if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
+	name, err := r.write(dir)
+	if err != nil {
 		return err
 	}
 	fmt.Println("\nwritten to", name)

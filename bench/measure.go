@@ -5,108 +5,174 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"regexp"
 	"runtime"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/go-rdma/rdma/rdmanet"
 )
 
-type options struct {
-	device string
-	rounds int
-	sample time.Duration
-	run    *regexp.Regexp
+// results are what is measured in one run.
+type results struct {
+	machine machine
+	o       *options
+	rows    []row
+	grid    []gridRow
+	idle    []*idleRow
+	once    sync.Once
+	path    string // what carried RDMA, first
+	took    time.Duration
 }
 
 // A row is what was measured of one case in one arrangement.
 type row struct {
 	c         *benchCase
 	processes int
-	figures   [2][]float64 // by transport and round, in the case's unit
-	allocs    [2]float64   // per operation, of this process
-	path      string       // what carried the RDMA side
+	sides     []sideFigures
 }
 
-func measureAll(ctx context.Context, o *options) ([]row, error) {
-	var rows []row
+// sideFigures are one side's, by round.
+type sideFigures struct {
+	side    string
+	figures []float64 // in the case's unit
+	cpu     []float64 // seconds of all processes, per operation
+	allocs  float64   // per operation, of this process
+}
+
+func (r *results) measure(ctx context.Context) error {
+	start := time.Now()
 	for _, processes := range []int{2, 1} {
-		start := startPeer
-		if processes == 2 {
-			start = startPeerProcess
+		if err := r.measureCases(ctx, processes); err != nil {
+			return err
 		}
-		p, err := start(ctx, o.device)
-		if err != nil {
-			return nil, err
-		}
-		for i := range cases {
-			if !o.run.MatchString(cases[i].name) {
-				continue
-			}
-			r := row{c: &cases[i], processes: processes}
-			fmt.Fprintf(os.Stderr, "%s, %d process(es)\n", r.c.name, processes)
-			if err := r.measure(ctx, o, p.Addrs[0][i], p.Addrs[1][i]); err != nil {
-				p.close()
-				return nil, fmt.Errorf("%s, %d process(es): %w", r.c.name, processes, err)
-			}
-			rows = append(rows, r)
-		}
-		p.close()
 	}
-	if len(rows) == 0 {
-		return nil, fmt.Errorf("no case matches -run %s", o.run)
+	if err := r.measureGrid(ctx); err != nil {
+		return err
 	}
-	return rows, nil
+	if err := r.measureAllIdle(ctx); err != nil {
+		return err
+	}
+	if len(r.rows)+len(r.grid)+len(r.idle) == 0 {
+		return fmt.Errorf("nothing is picked by -run; -list lists what there is")
+	}
+	r.took = time.Since(start)
+	return nil
 }
 
-// measure takes the samples of both transports in turns, each first every other round.
-func (r *row) measure(ctx context.Context, o *options, addrs ...string) error {
-	var clients [2]client
-	var ops [2]int
-	trs := transports(o.device)
-	for t := range trs {
-		c, err := r.c.dial(ctx, r.dialer(&trs[t], addrs[t]))
+func (r *results) start(ctx context.Context, processes int) (*peer, error) {
+	if processes == 2 {
+		return startPeerProcess(ctx, r.o.device)
+	}
+	return startPeer(ctx, r.o.device)
+}
+
+func (r *results) measureCases(ctx context.Context, processes int) error {
+	p, err := r.start(ctx, processes)
+	if err != nil {
+		return err
+	}
+	defer p.close()
+	for i := range cases {
+		c := &cases[i]
+		if !r.o.pick(c.name, true) || c.busy && processes == 1 {
+			continue
+		}
+		progress("%s, %d process(es)", c.name, processes)
+		x := row{c: c, processes: processes}
+		if err := r.measureCase(ctx, &x, p); err != nil {
+			return fmt.Errorf("%s, %d process(es): %w", c.name, processes, err)
+		}
+		r.rows = append(r.rows, x)
+	}
+	return nil
+}
+
+func progress(format string, args ...any) { fmt.Fprintf(os.Stderr, format+"\n", args...) }
+
+// picked are the sides that are measured, of those that a case has.
+func (o *options) picked(names []string) ([]side, error) {
+	var some []string
+	for i, n := range names {
+		if i == 0 || o.sides.MatchString(n) {
+			some = append(some, n)
+		}
+	}
+	return sidesNamed(o.device, some)
+}
+
+// measureCase takes the samples of all sides in turns, in another order each round.
+func (r *results) measureCase(ctx context.Context, x *row, p *peer) error {
+	if x.c.busy {
+		stop, err := busyMachine(ctx)
 		if err != nil {
 			return err
 		}
-		defer c.close() //nolint:gocritic // two of them, and both live until the end
-		clients[t] = c
-		if ops[t], err = calibrate(c, o.sample); err != nil {
-			return fmt.Errorf("%s: %w", trs[t].name, err)
+		defer stop()
+	}
+	ss, err := r.o.picked(x.c.sides)
+	if err != nil {
+		return err
+	}
+	clients, ops := make([]client, len(ss)), make([]int, len(ss))
+	x.sides = make([]sideFigures, len(ss))
+	for i := range ss {
+		x.sides[i].side = ss[i].name
+		addr, err := p.offer(x.c.service, ss[i].name)
+		if err != nil {
+			return err
+		}
+		c, err := x.c.dial(ctx, r.dialer(&ss[i], addr))
+		if err != nil {
+			return fmt.Errorf("%s: %w", ss[i].name, err)
+		}
+		defer c.close() //nolint:gocritic // a few of them, and all live until the end
+		clients[i] = c
+		if ops[i], err = calibrate(c, r.o.sample); err != nil {
+			return fmt.Errorf("%s: %w", ss[i].name, err)
 		}
 	}
-	for round := range o.rounds {
-		order := []int{0, 1}
-		if round%2 == 1 {
-			slices.Reverse(order)
-		}
-		for _, t := range order {
+	for round := range r.o.rounds {
+		for _, i := range turns(len(ss), round) {
 			if err := ctx.Err(); err != nil {
 				return err
 			}
-			took, allocs, err := timed(clients[t], ops[t])
+			s := &x.sides[i]
+			took, cpu, allocs, err := timed(clients[i], ops[i], p)
 			if err != nil {
-				return fmt.Errorf("%s: %w", trs[t].name, err)
+				return fmt.Errorf("%s: %w", s.side, err)
 			}
-			perOp := took / time.Duration(ops[t])
-			r.figures[t] = append(r.figures[t], r.c.value(perOp))
-			r.allocs[t] += float64(allocs) / float64(ops[t]) / float64(o.rounds)
+			n := float64(ops[i])
+			s.figures = append(s.figures, x.c.value(took/time.Duration(ops[i])))
+			s.cpu = append(s.cpu, cpu.Seconds()/n)
+			s.allocs += float64(allocs) / n / float64(r.o.rounds)
 		}
 	}
 	return nil
 }
 
+// turns is the order of n sides in a round.
+func turns(n, round int) []int {
+	order := make([]int, n)
+	for i := range order {
+		order[i] = (i + round/2) % n
+	}
+	if round%2 == 1 {
+		slices.Reverse(order)
+	}
+	return order
+}
+
 // dialer notes on which path the RDMA connection went: with "" as device that is the library's choice.
-func (r *row) dialer(tr *transport, addr string) dialFunc {
+func (r *results) dialer(s *side, addr string) dialFunc {
 	return func(ctx context.Context) (net.Conn, error) {
-		c, err := tr.dial(ctx, addr)
+		c, err := s.dial(ctx, addr)
 		if err != nil {
 			return nil, err
 		}
 		if rc, ok := rdmanet.Unwrap(c); ok {
 			s := rc.Stats()
-			r.path = fmt.Sprintf("provider %s, device %s", s.Provider, s.Device)
+			r.once.Do(func() { r.path = fmt.Sprintf("provider %s, device %s", s.Provider, s.Device) })
 		}
 		return c, nil
 	}
@@ -116,10 +182,11 @@ func (r *row) dialer(tr *transport, addr string) dialFunc {
 func calibrate(c client, sample time.Duration) (int, error) {
 	n := 1
 	for {
-		took, _, err := timed(c, n)
-		if err != nil {
+		start := time.Now()
+		if err := c.do(n); err != nil {
 			return 0, err
 		}
+		took := time.Since(start)
 		if took >= sample/2 {
 			return max(1, int(float64(n)*sample.Seconds()/took.Seconds())), nil
 		}
@@ -127,13 +194,31 @@ func calibrate(c client, sample time.Duration) (int, error) {
 	}
 }
 
-func timed(c client, n int) (time.Duration, uint64, error) {
+// timed does n operations, and tells how long they took, what processor time in all processes, and how many allocations in this one.
+func timed(c client, n int, p *peer) (took, cpu time.Duration, allocs uint64, err error) {
 	runtime.GC()
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
+	used, err := p.processorTime()
+	if err != nil {
+		return 0, 0, 0, err
+	}
 	start := time.Now()
-	err := c.do(n)
-	took := time.Since(start)
+	if err := c.do(n); err != nil {
+		return 0, 0, 0, err
+	}
+	took = time.Since(start)
+	cpu, err = p.processorTime()
 	runtime.ReadMemStats(&after)
-	return took, after.Mallocs - before.Mallocs, err
+	return took, cpu - used, after.Mallocs - before.Mallocs, err
+}
+
+// processorTime is what this process and the peer's have used.
+func (p *peer) processorTime() (time.Duration, error) {
+	own, err := processorTime(os.Getpid())
+	if err != nil || p.pid == 0 {
+		return own, err
+	}
+	other, err := processorTime(p.pid)
+	return own + other, err
 }

@@ -1,5 +1,6 @@
 // vm measures rdmanet on the Soft-RoCE device of a Linux guest, beside programs in C on the same device: rstream of librdmacm
-// (rsockets, whose wire rdmanet's streams speak) and raw verbs of perftest. All of it in one guest and one run, in turns. It prints a
+// (rsockets, whose wire rdmanet's streams speak) and raw verbs of perftest, and on the embedded device, which does in the process what
+// Soft-RoCE does in the kernel. All of it in one guest and one run, in turns. It prints a
 // table and writes it to a file.
 //
 // The guest's processors are emulated. So figures mean nothing by themselves, and ratios something.
@@ -42,6 +43,7 @@ func main() {
 	flag.StringVar(&p.serve, "serve", "", "be rdmanet's server at this `address` (as well)")
 	flag.StringVar(&p.dial, "dial", "", "be rdmanet's client of this `address` (as well)")
 	flag.StringVar(&p.device, "device", "rdmacore", "rdmanet's `Device`, of a server or client")
+	flag.StringVar(&p.ready, "ready", "", "`file` that a server makes when it listens")
 	flag.IntVar(&p.size, "size", 64, "bytes of a transfer, of a server or client")
 	flag.IntVar(&p.count, "count", 1, "transfers in one direction before those in the other")
 	flag.IntVar(&p.iters, "iters", 100, "how often")

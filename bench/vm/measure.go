@@ -72,6 +72,9 @@ func measure(ctx context.Context, o *options, addr string) error {
 	}
 	pick := regexp.MustCompile(o.run)
 	r := result{Kernel: figures.Kernel(), Go: runtime.Version(), CPUs: runtime.NumCPU()}
+	if err := makeSoftNetns(ctx); err != nil {
+		return err
+	}
 	all := programs(exe)
 	m := &measurement{addr: addr, port: 20000}
 	for _, s := range shapes {
@@ -176,9 +179,18 @@ func (m *measurement) try(ctx context.Context, c *contestant, s *shape, profile 
 	ctx, cancel := context.WithTimeout(ctx, peerLimit)
 	defer cancel()
 	m.port++
+	port := m.port
+	var more []string // a server's arguments
+	listens := func(ctx context.Context) error { return kernelListens(ctx, port) }
+	if c.p.start != nil {
+		more, listens = c.p.start()
+	}
 	var outs [2]bytes.Buffer
 	start := func(client bool) (*exec.Cmd, error) {
-		args := c.p.args(s, m.addr, m.port, client)
+		args := c.p.args(s, m.addr, port, client)
+		if !client {
+			args = append(args, more...)
+		}
 		if profile != "" {
 			args = append(args, "-cpuprofile", profile+map[bool]string{true: "-client", false: "-server"}[client]+".pprof")
 		}
@@ -204,7 +216,7 @@ func (m *measurement) try(ctx context.Context, c *contestant, s *shape, profile 
 			_ = server.Wait()
 		}
 	}()
-	if err := waitListen(ctx, m.port); err != nil {
+	if err := listens(ctx); err != nil {
 		return fail("server", err)
 	}
 	client, err := start(true)
@@ -231,18 +243,32 @@ func (m *measurement) try(ctx context.Context, c *contestant, s *shape, profile 
 // settle is for what a server does once it is seen to listen.
 const settle = 200 * time.Millisecond
 
-// waitListen waits until somebody listens on an RDMA port, as the kernel's connection manager has it.
-func waitListen(ctx context.Context, port int) error {
-	for {
+// kernelListens waits until somebody listens on an RDMA port, as the kernel's connection manager has it.
+func kernelListens(ctx context.Context, port int) error {
+	return until(ctx, func() (bool, error) {
 		out, err := exec.CommandContext(ctx, "rdma", "resource", "show", "cm_id").Output()
 		if err != nil {
-			return fmt.Errorf("rdma resource: %w", err)
+			return false, fmt.Errorf("rdma resource: %w", err)
 		}
 		for line := range strings.Lines(string(out)) {
 			if strings.Contains(line, "state LISTEN") && strings.Contains(line+" ", ":"+strconv.Itoa(port)+" ") {
-				time.Sleep(settle)
-				return nil
+				return true, nil
 			}
+		}
+		return false, nil
+	})
+}
+
+// until waits until a server listens.
+func until(ctx context.Context, listens func() (bool, error)) error {
+	for {
+		ok, err := listens()
+		if err != nil {
+			return err
+		}
+		if ok {
+			time.Sleep(settle)
+			return nil
 		}
 		select {
 		case <-ctx.Done():

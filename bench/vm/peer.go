@@ -18,7 +18,7 @@ import (
 // peerOptions say what one of rdmanet's two programs does: what rstream does with -S size -C count -I iters.
 type peerOptions struct {
 	serve, dial        string
-	device             string
+	device, ready      string
 	size, count, iters int
 	warm               int
 	busy               time.Duration
@@ -83,6 +83,11 @@ func (p *peerOptions) connect(ctx context.Context) (net.Conn, error) {
 		return nil, err
 	}
 	defer l.Close()
+	if p.ready != "" {
+		if err := os.WriteFile(p.ready, nil, 0o600); err != nil {
+			return nil, err
+		}
+	}
 	return l.Accept()
 }
 

@@ -1,8 +1,14 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
@@ -68,12 +74,17 @@ type program struct {
 	warms   bool // it does what shape.warm says
 	args    func(s *shape, addr string, port int, client bool) []string
 
+	// start is called before each run of a server, whose arguments it adds to; nil: the kernel tells when it listens.
+	// What it returns waits for that.
+	start func() (args []string, listens func(ctx context.Context) error)
+
 	// read finds microseconds per transfer in what the client wrote.
 	read func(s *shape, out string) (float64, error)
 }
 
 const (
 	rdmanetName = "rdmanet"
+	softName    = "rdmanet, softroce"
 	rstreamName = "rstream"
 	blockName   = "rstream -T b"
 	writeBWName = "ib_write_bw"
@@ -85,6 +96,7 @@ func programs(exe string) []program {
 		{name: rdmanetName, streams: true, pings: true, warms: true, args: goArgs(exe, 0), read: readGo},
 		{name: "rdmanet, BusyPoll 100ms", streams: true, pings: true, warms: true, args: goArgs(exe, 100*time.Millisecond), read: readGo},
 		{name: "rdmanet, BusyPoll -1", pings: true, warms: true, args: goArgs(exe, -1), read: readGo},
+		{name: softName, streams: true, pings: true, warms: true, args: softArgs(exe), start: readyFile, read: readGo},
 		{name: rstreamName, streams: true, pings: true, args: rstreamArgs(), read: readRstream},
 		{name: blockName, streams: true, pings: true, args: rstreamArgs("-T", "b"), read: readRstream},
 	}
@@ -105,6 +117,45 @@ func goArgs(exe string, busy time.Duration) func(*shape, string, int, bool) []st
 			"-size", strconv.Itoa(s.size), "-count", strconv.Itoa(s.count), "-iters", strconv.Itoa(s.iters),
 			"-warm", strconv.Itoa(s.warm),
 		}
+	}
+}
+
+// softNetns is a network namespace in which nobody holds UDP port 4791: rdma_rxe does in the initial one. softAddr
+// is the loopback's there.
+const (
+	softNetns = "soft"
+	softAddr  = "127.0.0.1"
+)
+
+func makeSoftNetns(ctx context.Context) error {
+	for _, args := range [][]string{{"netns", "add", softNetns}, {"-n", softNetns, "link", "set", "lo", "up"}} {
+		if out, err := exec.CommandContext(ctx, "ip", args...).CombinedOutput(); err != nil {
+			return fmt.Errorf("ip %s: %w: %s", strings.Join(args, " "), err, out)
+		}
+	}
+	return nil
+}
+
+// softArgs are those of goArgs on the embedded device.
+func softArgs(exe string) func(*shape, string, int, bool) []string {
+	args := goArgs(exe, 0)
+	return func(s *shape, _ string, port int, client bool) []string {
+		return append([]string{"ip", "netns", "exec", softNetns}, append(args(s, softAddr, port, client), "-device", "softroce")...)
+	}
+}
+
+// readyFile has a server of rdmanet's tell that it listens.
+func readyFile() (args []string, listens func(ctx context.Context) error) {
+	name := filepath.Join(os.TempDir(), fmt.Sprintf("bench-vm-ready-%d", os.Getpid()))
+	_ = os.Remove(name) // mostly it is not there
+	return []string{"-ready", name}, func(ctx context.Context) error {
+		return until(ctx, func() (bool, error) {
+			_, err := os.Stat(name)
+			if errors.Is(err, fs.ErrNotExist) {
+				return false, nil
+			}
+			return err == nil, err
+		})
 	}
 }
 

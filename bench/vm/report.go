@@ -25,7 +25,7 @@ func report(h host, started time.Time, o *options, r *result) string {
 	fmt.Fprintf(&b, `%d rounds in one run, all programs in turns, two processes each, over one device's own loopback: median (least to most).
 Processors are emulated and the host's are shared with others, so ratios count and absolute figures do not.
 
-- rdmanet: how many times as fast rdmanet is as this program, the median over rounds; below 1 it is slower.
+- rdmanet, softroce: how many times as fast rdmanet is as this program, on rxe0 and on the embedded device, the medians over rounds; below 1 it is slower.
 - CPU: microseconds for each transfer, beyond what a run of few transfers takes: of both processes, and of the whole guest, whose kernel
   is the device. A program that polls is busy all the time.
 
@@ -34,13 +34,15 @@ its rings start at 16 KiB and grow with use up to 1 MiB each; rstream cannot, an
 and SO_RCVBUF of 512 KiB, which make rings of 1 MiB). rstream polls without end (MSG_DONTWAIT), or blocks after 10 µs (-T b); rdmanet polls
 without end too (BusyPoll 100ms), or where that makes waits shorter, for 1 ms at most (no BusyPoll), or never (BusyPoll -1). perftest writes one
 way, as many bytes in all, 128 requests deep, from a buffer that nobody fills or reads; its figures are averages, those of latencies of halves of round trips; -e is with events.
+The embedded device (softroce) sends UDP over the loopback interface of a network namespace, since rdma_rxe holds the port in its own;
+rdma_rxe hands packets for its own address to itself, without UDP.
 `, o.rounds)
-	fmt.Fprint(&b, "\n| case | program | figure | rdmanet | CPU, processes | CPU, guest |\n|---|---|---|---|---|---|\n")
+	fmt.Fprint(&b, "\n| case | program | figure | rdmanet | softroce | CPU, processes | CPU, guest |\n|---|---|---|---|---|---|---|\n")
 	for _, s := range shapes {
 		for i := range r.Rows {
 			if x := &r.Rows[i]; x.Shape == s.name {
-				fmt.Fprintf(&b, "| %s | %s | %s %s | %s | %s | %s |\n", s.name, x.Program, figures.Spread(x.Figures), s.unit(),
-					ratio(&s, r, x), figures.Figure(figures.Median(x.Own)), figures.Figure(figures.Median(x.Guest)))
+				fmt.Fprintf(&b, "| %s | %s | %s %s | %s | %s | %s | %s |\n", s.name, x.Program, figures.Spread(x.Figures), s.unit(),
+					ratio(&s, r, rdmanetName, x), ratio(&s, r, softName, x), figures.Figure(figures.Median(x.Own)), figures.Figure(figures.Median(x.Guest)))
 			}
 		}
 	}
@@ -68,11 +70,11 @@ way, as many bytes in all, 128 requests deep, from a buffer that nobody fills or
 	return b.String()
 }
 
-// ratio is the median of how many times as fast rdmanet was as x.
-func ratio(s *shape, r *result, x *row) string {
+// ratio is the median of how many times as fast the program of that name was as x.
+func ratio(s *shape, r *result, name string, x *row) string {
 	for i := range r.Rows {
 		us := &r.Rows[i]
-		if us.Shape != x.Shape || us.Program != rdmanetName || us == x {
+		if us.Shape != x.Shape || us.Program != name || us == x {
 			continue
 		}
 		var v []float64

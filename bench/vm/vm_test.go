@@ -1,7 +1,10 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"math"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -54,6 +57,7 @@ func TestArguments(t *testing.T) {
 	}
 	want := `/bench -dial 10.9.0.1:7 -busy 0s -size 4096 -count 8 -iters 3 -warm 1
 /bench -dial 10.9.0.1:7 -busy 100ms -size 4096 -count 8 -iters 3 -warm 1
+ip netns exec soft /bench -dial 127.0.0.1:7 -busy 0s -size 4096 -count 8 -iters 3 -warm 1 -device softroce
 rstream -s 10.9.0.1 -p 7 -S 4096 -C 8 -I 3
 rstream -s 10.9.0.1 -p 7 -S 4096 -C 8 -I 3 -T b
 ib_write_bw -R -F -p 7 -s 4096 -n 48 10.9.0.1`
@@ -75,18 +79,40 @@ func TestShapes(t *testing.T) {
 	}
 }
 
+// TestReadyFile: a server tells when it listens, and an earlier one's word does not count.
+func TestReadyFile(t *testing.T) {
+	t.Setenv("TMPDIR", t.TempDir())
+	args, _ := readyFile()
+	if err := os.WriteFile(args[1], nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	again, listens := readyFile()
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if err := listens(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("%v, though nobody listens", err)
+	}
+	if err := os.WriteFile(again[1], nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := listens(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestReport(t *testing.T) {
 	r := &result{Kernel: "Linux 6.1", CPUs: 2, Rows: []row{
 		{
 			Shape: shapes[0].name, Program: rdmanetName, Figures: []float64{100, 300, 200}, Own: []float64{1, 1, 1}, Guest: []float64{2, 2, 2},
 			Peers: []peerResult{{CgoCalls: 2}, {CgoCalls: 4}},
 		},
+		{Shape: shapes[0].name, Program: softName, Figures: []float64{50, 100, 50}, Own: []float64{1, 1, 1}, Guest: []float64{2, 2, 2}},
 		{Shape: shapes[0].name, Program: rstreamName, Figures: []float64{200, 300, 100}, Own: []float64{1, 1, 1}, Guest: []float64{2, 2, 2}},
 	}}
 	text := report(host{}, time.Unix(0, 0).UTC(), &options{rounds: 3, mtu: 4200}, r)
 	for _, want := range []string{
-		"| 64 B half round trip | rdmanet | 200 (100 to 300) µs |  | 1.00 | 2.00 |\n",
-		"| 64 B half round trip | rstream | 200 (100 to 300) µs | 1.00 (0.500 to 2.00) | 1.00 | 2.00 |\n",
+		"| 64 B half round trip | rdmanet | 200 (100 to 300) µs |  | 3.00 (2.00 to 4.00) | 1.00 | 2.00 |\n",
+		"| 64 B half round trip | rstream | 200 (100 to 300) µs | 1.00 (0.500 to 2.00) | 3.00 (2.00 to 4.00) | 1.00 | 2.00 |\n",
 		"| 64 B half round trip | rdmanet | 3.00 | 0 | 0 | 0 | 0 | 0 |\n",
 	} {
 		if !strings.Contains(text, want) {
