@@ -27,7 +27,8 @@ type Conn struct {
 	private []byte
 	remote  netip.AddrPort
 
-	native bool // FLUSH and ATOMIC WRITE are the devices'
+	native bool // FLUSH and ATOMIC WRITE are the devices'; set before anything is posted
+	choose bool // they are, if the peer has them
 	direct atomic.Bool
 	maxMsg uint64
 
@@ -80,6 +81,7 @@ func newConn(p *Peer, id verbs.CMID, cfg *ConnConfig) (*Conn, error) {
 	}
 	c := &Conn{
 		peer: p, id: id, srq: srq, maxMsg: p.maxMsg, native: cfg.Native == NativeAlways,
+		choose:   cfg.Native == NativeAuto && p.native,
 		standing: make(chan error, 1), events: make(chan Event, 2), done: make(chan struct{}),
 		remote: id.RemoteAddr(),
 	}

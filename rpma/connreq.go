@@ -165,6 +165,7 @@ func (c *Conn) connect(ctx context.Context, private []byte) error {
 		return err
 	}
 	c.private = rep.PrivateData
+	c.native = c.native || c.choose && rep.Placement
 	c.stand(nil)
 	c.poller.Start()
 	return nil
@@ -172,7 +173,9 @@ func (c *Conn) connect(ctx context.Context, private []byte) error {
 
 func (c *Conn) accept(ctx context.Context, private []byte) error {
 	p := connParam(private)
-	p.FlowControl = c.id.Request().FlowControl
+	req := c.id.Request()
+	p.FlowControl = req.FlowControl
+	c.native = c.native || c.choose && req.Placement
 	c.poller.Start()
 	if err := c.id.Accept(p); err != nil {
 		return err

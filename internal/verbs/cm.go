@@ -56,6 +56,10 @@ type ConnParam struct {
 	FlowControl        bool
 	RetryCount         uint8 // 0 to 7
 	RNRRetryCount      uint8 // 0 to 7; 7 is endless
+
+	// Placement, in what a peer sent, says that its device is known to have FLUSH and ATOMIC_WRITE (IBTA annex A19). The
+	// connection manager does not tell: of most peers it is not known.
+	Placement bool
 }
 
 // EventType tells what happened to a connection, in rdma_cm's terms.

@@ -166,6 +166,7 @@ func (c *cmid) connect(ctx context.Context, p *verbs.ConnParam) (*verbs.ConnPara
 		PrivateData:        r.rep.PrivateData[:],
 		ResponderResources: qa.MaxDestRDAtomic, InitiatorDepth: qa.MaxRDAtomic,
 		FlowControl: r.rep.EndToEndFlowControl, RetryCount: qa.RetryCount, RNRRetryCount: r.rep.RNRRetryCount,
+		Placement: ibcm.Kin(r.rep.LocalCAGUID),
 	}, nil
 }
 
@@ -326,6 +327,7 @@ func (c *cmid) Request() *verbs.ConnParam {
 		PrivateData:        c.req.PrivateData[ibcm.IPHeaderSize:],
 		ResponderResources: c.req.InitiatorDepth, InitiatorDepth: c.req.ResponderResources,
 		FlowControl: c.req.EndToEndFlowControl, RetryCount: c.req.RetryCount, RNRRetryCount: c.req.RNRRetryCount,
+		Placement: ibcm.Kin(c.req.LocalCAGUID),
 	}
 }
 

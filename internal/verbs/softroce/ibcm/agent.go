@@ -171,9 +171,8 @@ func NewAgent(cfg Config) *Agent {
 	if cfg.MaxHalfOpen == 0 {
 		cfg.MaxHalfOpen = defaultHalf
 	}
-	const group, local = 1 << 56, 1 << 57
 	return &Agent{
-		cfg: cfg, guid: cfg.Rand()&^uint64(group) | local,
+		cfg: cfg, guid: newGUID(cfg.Rand),
 		conns: map[uint32]*Conn{}, requests: map[peerID]*Conn{}, qps: map[peerQPN]*Conn{},
 		lookups: map[uint32]*Lookup{}, lookedUp: map[lookupID]*LookupRequest{},
 	}
