@@ -6,6 +6,7 @@ import (
 
 	"github.com/go-rdma/rdma/internal/verbs"
 	"github.com/go-rdma/rdma/internal/verbs/rdmacore"
+	"github.com/go-rdma/rdma/internal/verbs/shm"
 	"github.com/go-rdma/rdma/internal/verbs/softroce"
 )
 
@@ -13,6 +14,7 @@ import (
 // by one line here, at the place of its preference.
 var builtIn = sync.OnceValue(func() *Manager {
 	return &Manager{Providers: []verbs.Provider{
+		shm.Default(),
 		rdmacore.Default(),
 		softroce.Default(),
 	}}

@@ -5,6 +5,7 @@ package shm
 import (
 	"fmt"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -31,7 +32,8 @@ type cq struct {
 	depth  int
 	notify func()
 
-	sources atomic.Pointer[[]source]
+	reading sync.RWMutex // held while sources are read: their memory goes after them
+	sources []source
 	count   atomic.Int64 // n, for those without the lock
 
 	mu        sync.Mutex
@@ -40,7 +42,7 @@ type cq struct {
 	failed    bool
 	closed    bool
 	users     int
-	members   map[source]int
+	members   map[source]int // how often each is one; guarded by reading
 	notifying int
 	quiet     chan struct{}
 }
@@ -78,12 +80,12 @@ func (c *cq) Poll(wc []verbs.WC) (int, error) {
 
 // gather moves what the peer has done into the queue. It tells whether there was anything.
 func (c *cq) gather() (found bool) {
-	if ss := c.sources.Load(); ss != nil {
-		for _, s := range *ss {
-			if s.pending() {
-				s.drain()
-				found = true
-			}
+	c.reading.RLock()
+	defer c.reading.RUnlock()
+	for _, s := range c.sources {
+		if s.pending() {
+			s.drain()
+			found = true
 		}
 	}
 	return found
@@ -236,37 +238,36 @@ func (c *cq) notified() {
 // use counts a queue pair, and the sources that come with it.
 func (c *cq) use(ss ...source) error {
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	if c.closed {
+		c.mu.Unlock()
 		return errClosedCQ
 	}
 	c.users++
+	c.mu.Unlock()
+	c.reading.Lock()
+	defer c.reading.Unlock()
 	for _, s := range ss {
-		c.members[s]++
+		if c.members[s]++; c.members[s] == 1 {
+			c.sources = append(c.sources, s)
+		}
 	}
-	c.listSources()
 	return nil
 }
 
+// unuse takes them back. Nobody reads them once it returns.
 func (c *cq) unuse(ss ...source) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.users--
+	c.reading.Lock()
 	for _, s := range ss {
 		if c.members[s]--; c.members[s] == 0 {
 			delete(c.members, s)
+			i := slices.Index(c.sources, s)
+			c.sources = slices.Delete(c.sources, i, i+1)
 		}
 	}
-	c.listSources()
-}
-
-// listSources makes the list that gather goes through: one for all, since it has no lock.
-func (c *cq) listSources() {
-	ss := make([]source, 0, len(c.members))
-	for s := range c.members {
-		ss = append(ss, s)
-	}
-	c.sources.Store(&ss)
+	c.reading.Unlock()
+	c.mu.Lock()
+	c.users--
+	c.mu.Unlock()
 }
 
 // Close implements [verbs.CQ].

@@ -21,7 +21,8 @@ type listener struct {
 	key   portKey
 	bound netip.Addr // without zone; the zero value: both families
 	addr  netip.AddrPort
-	queue *verbs.RequestQueue
+	queue *verbs.RequestQueue // nil: no listener, but an active side that has bound the port
+	short func(error)
 }
 
 // refuse answers a request that a listener does not take.
@@ -68,7 +69,7 @@ type portKey struct {
 
 // heldPort is a port that the process has the name of.
 type heldPort struct {
-	users  []*listener // one that is no listener's holds the port for an active side
+	users  []*listener
 	giveUp func()
 }
 
@@ -161,6 +162,24 @@ func (t *portTable) listener(ps verbs.PortSpace, at netip.AddrPort) *listener {
 		}
 	}
 	return nil
+}
+
+// short tells listeners that descriptors or memory ran out, if that is what err says.
+func (t *portTable) short(k portKey, err error) {
+	if !slices.ContainsFunc([]error{syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM, syscall.ENOBUFS}, func(e error) bool { return errors.Is(err, e) }) {
+		return
+	}
+	t.mu.Lock()
+	var ls []*listener
+	if h := t.held[k]; h != nil {
+		ls = slices.Clone(h.users)
+	}
+	t.mu.Unlock()
+	for _, l := range ls {
+		if l.short != nil {
+			l.short(err)
+		}
+	}
 }
 
 var _ verbs.Listener = (*listener)(nil)

@@ -63,7 +63,7 @@ func (p *Provider) claim(k portKey) (giveUp func(), err error) {
 		_ = f.Close()
 		return nil, err
 	}
-	go p.acceptAll(rc)
+	go p.acceptAll(rc, k)
 	return func() { _ = f.Close() }, nil
 }
 
@@ -108,7 +108,7 @@ func dialName(k portKey) (fd int, cred *unix.Ucred, err error) {
 }
 
 // acceptAll takes those who come to a name, until it is given up.
-func (p *Provider) acceptAll(rc syscall.RawConn) {
+func (p *Provider) acceptAll(rc syscall.RawConn, k portKey) {
 	slots := make(chan struct{}, maxHandshakes)
 	for {
 		var failed error
@@ -120,7 +120,7 @@ func (p *Provider) acceptAll(rc syscall.RawConn) {
 					slots <- struct{}{}
 					go func() {
 						defer func() { <-slots }()
-						p.welcome(c)
+						p.welcome(c, k)
 					}()
 				case errors.Is(err, unix.EINTR), errors.Is(err, unix.ECONNABORTED):
 				case errors.Is(err, unix.EAGAIN):
@@ -134,6 +134,7 @@ func (p *Provider) acceptAll(rc syscall.RawConn) {
 		if err != nil || failed == nil {
 			return
 		}
+		p.ports.short(k, failed)
 		time.Sleep(50 * time.Millisecond) // no descriptors, or no memory: those who wait are not lost
 	}
 }
@@ -180,9 +181,10 @@ func pollable(fd int, until time.Time) (*os.File, error) {
 }
 
 // welcome is the passive side's part in making a link.
-func (p *Provider) welcome(fd int) {
+func (p *Provider) welcome(fd int, k portKey) {
 	his, err := p.exchange(fd, false, time.Now().Add(handshakePatience), nil)
 	if err != nil {
+		p.ports.short(k, err)
 		_ = unix.Close(fd)
 		return
 	}
@@ -193,6 +195,7 @@ func (p *Provider) welcome(fd int) {
 	}
 	d, err := p.newDevice()
 	if err != nil {
+		p.ports.short(k, err)
 		_ = unix.Close(fd)
 		return
 	}

@@ -246,7 +246,7 @@ func (p *Provider) listen(ctx context.Context, attr *verbs.ListenAttr) (*listene
 	case !own(addr):
 		return nil, syscall.EADDRNOTAVAIL
 	}
-	l := &listener{p: p, bound: bound, queue: verbs.NewRequestQueue(attr.Backlog)}
+	l := &listener{p: p, bound: bound, queue: verbs.NewRequestQueue(attr.Backlog), short: attr.Short}
 	if err := p.ports.bind(l, attr.PortSpace, attr.Local.Port(), p.claim); err != nil {
 		return nil, err
 	}

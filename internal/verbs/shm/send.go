@@ -20,10 +20,10 @@ const peerPatience = 17 * time.Second
 
 // PostSend implements [verbs.QP].
 func (q *qp) PostSend(wrs []verbs.SendWR) (n int, err error) {
-	if q.rq.fail.Load() != 0 && !q.over.Load() {
-		q.drain()
-	}
 	q.mu.Lock()
+	if q.state == stateRTS && q.rq.fail.Load() != 0 {
+		q.failLocked(true)
+	}
 	for ; n < len(wrs); n++ {
 		full, e := q.post(&wrs[n])
 		if full || e != nil {

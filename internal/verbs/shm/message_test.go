@@ -1,0 +1,127 @@
+//go:build linux
+
+package shm
+
+import (
+	"context"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/go-rdma/rdma/internal/verbs"
+)
+
+func TestMessageRoundTrip(t *testing.T) {
+	for _, a := range []string{"127.0.0.1:1", "[::1]:65535", "[fe80::1%eth0]:7", "0.0.0.0:0"} {
+		w, ok := toAddress(netip.MustParseAddrPort(a))
+		require.True(t, ok)
+		require.Equal(t, a, w.addrPort().String())
+	}
+	_, ok := toAddress(netip.MustParseAddrPort("[fe80::1%averylonginterface]:7"))
+	require.False(t, ok)
+	r := &request{PortSpace: 1, Private: 3, ResponderResources: 4, QP: queuePair{Num: 9, Ring: place{Segment: 3, Offset: 64}}}
+	h, body, err := getHeader(message3(msgConnect, 7, r, []byte("abc")))
+	require.NoError(t, err)
+	require.Equal(t, header{Kind: msgConnect, ID: 7}, h)
+	got, private, err := getRequest(body)
+	require.NoError(t, err)
+	require.Equal(t, r, got)
+	require.Equal(t, "abc", string(private))
+	require.LessOrEqual(t, len(message3(msgAccept, 7, r, make([]byte, verbs.MaxPrivateREP))), maxMessage)
+}
+
+// FuzzLink feeds messages to an end of a link that has a listener: whatever comes, it is taken or breaks the link.
+func FuzzLink(f *testing.F) {
+	seq := func(ms ...[]byte) (b []byte) {
+		for _, m := range ms {
+			b = append(b, byte(len(m)), byte(len(m)>>8))
+			b = append(b, m...)
+		}
+		return b
+	}
+	head := func(k kind, id uint32) []byte {
+		var b [headerLen]byte
+		return append([]byte{}, putHeader(&b, header{Kind: k, ID: id})...)
+	}
+	segment := func(id uint32, size uint64) []byte { return appendBody(head(msgSegment, id), size) }
+	r := &request{PortSpace: uint16(verbs.PSTCP), QP: queuePair{
+		Num: 5, Domain: 1, Ring: place{Segment: 1, Slots: 64, Stride: 64, MaxSGE: 2}, RNRTimer: 12,
+	}}
+	r.Remote, _ = toAddress(netip.MustParseAddrPort("127.0.0.1:7777"))
+	r.Local, _ = toAddress(netip.MustParseAddrPort("127.0.0.1:5"))
+	board, ring := segment(0, boardSize), segment(1, ringSegment)
+	connect := message3(msgConnect, 1, r, nil)
+	f.Add(seq(board, ring, connect, head(msgCancel, 1), connect, head(msgBye, 1)))
+	f.Add(seq(board, ring, connect, connect))
+	f.Add(seq(board, ring, head(msgNoSegment, 1), connect))
+	shared := *r
+	shared.QP.Shared, shared.QP.SharedID = place{Segment: 1, Offset: 65536, Slots: 8, Stride: 64, MaxSGE: 1}, 4
+	f.Add(seq(board, ring, message3(msgConnect, 2, &shared, []byte{}), message3(msgConnect, 3, &shared, nil), head(msgShared, 4), head(msgBye, 2)))
+	for k := kind(0); k <= lastMessage+1; k++ {
+		f.Add(seq(head(k, 0)))
+		f.Add(seq(board, head(k, 0), head(k, 1)))
+		f.Add(seq(board, ring, connect, head(k, 1)))
+	}
+	p := New()
+	l, err := p.Listen(f.Context(), &verbs.ListenAttr{PortSpace: verbs.PSTCP, Local: netip.MustParseAddrPort("127.0.0.1:7777"), Backlog: 4})
+	require.NoError(f, err)
+	f.Cleanup(func() { l.Close() })
+	f.Fuzz(func(t *testing.T, data []byte) {
+		pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+		require.NoError(t, err)
+		d, err := p.newDevice()
+		require.NoError(t, err)
+		k, err := d.newLink(pair[0], false, [16]byte{1})
+		require.NoError(t, err)
+		for len(data) >= 2 {
+			n := min(int(data[0])|int(data[1])<<8, len(data)-2)
+			m := data[2 : 2+n]
+			data = data[2+n:]
+			fd := -1
+			if h, body, err := getHeader(m); err == nil && h.Kind == msgSegment {
+				var size uint64
+				if getBody(body, &size) == nil && size > 0 && size <= 64<<20 && size%uint64(pageSize) == 0 {
+					var mem []byte
+					mem, fd, err = newSegment(int(size))
+					require.NoError(t, err)
+					dropSegment(mem)
+				}
+			}
+			k.rx.Lock()
+			err := k.handle(m, fd)
+			k.rx.Unlock()
+			if fd >= 0 {
+				require.NoError(t, unix.Close(fd))
+			}
+			if err != nil {
+				break
+			}
+			// Of those who wait, some are served.
+			if l.Stats().Requests%2 == 1 {
+				serveOne(t, l)
+			}
+		}
+		require.NoError(t, unix.Close(pair[1]))
+		go k.serve()
+		d.release()
+	})
+}
+
+// serveOne takes a request, if one waits.
+func serveOne(t *testing.T, l verbs.Listener) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	id, err := l.GetRequest(ctx)
+	if err != nil {
+		return
+	}
+	s, err := newSide(id)
+	require.NoError(t, err)
+	_ = id.Accept(&sideParam)
+	_, _ = s.qp.PostSend([]verbs.SendWR{{Op: verbs.OpSend}, {Op: verbs.OpWrite, Inline: []byte{1}, RKey: 1 << 16}})
+	_, err = s.close()
+	require.NoError(t, err)
+}
