@@ -4,6 +4,7 @@ package pmem
 
 import (
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -17,14 +18,16 @@ import (
 const (
 	mapPkg = "github.com/go-rdma/rdma/rpma/pmem"
 	logPkg = "github.com/go-rdma/rdma/test/pmem/cmd/pmemlog"
+	farPkg = "github.com/go-rdma/rdma/examples/rpma/log"
 )
 
 // TestKilled pulls the plug of a guest and looks at its files in the next one.
 func TestKilled(t *testing.T) {
 	dir := t.TempDir()
 	cfg := vm.Config{
-		PMem:  []vm.Image{{Path: filepath.Join(dir, "pmem")}, {Path: filepath.Join(dir, "dax")}},
-		Disks: []vm.Image{{Path: filepath.Join(dir, "disk")}},
+		NoRDMA: true, // the port is softroce's
+		PMem:   []vm.Image{{Path: filepath.Join(dir, "pmem")}, {Path: filepath.Join(dir, "dax")}},
+		Disks:  []vm.Image{{Path: filepath.Join(dir, "disk")}},
 	}
 	boot := func() *vm.Guest {
 		g := vmtest.Start(t, cfg)
@@ -45,6 +48,18 @@ echo 0 >/proc/sys/vm/dirty_writeback_centisecs
 mount -o remount,commit=3600 /mnt/pmem
 mount -o remount,commit=3600 /mnt/disk`)
 	require.NoError(t, err)
+	far := func(file string, n int) string {
+		prog, err := g.Build(t.Context(), farPkg)
+		require.NoError(t, err)
+		c := g.Command(t.Context(), prog, "-file="+file, "-n="+strconv.Itoa(n))
+		c.Env = []string{"RDMANET_DEVICE=softroce"}
+		return vmtest.Run(t, c).Succeeds()
+	}
+	for _, c := range []struct{ file, says string }{{"/mnt/pmem/far", "MAP_SYNC"}, {"/mnt/disk/far", "page cache, msync"}} {
+		out := far(c.file, 20)
+		assert.Contains(t, out, c.says)
+		assert.Contains(t, out, "client: appended 20 records, each persistent")
+	}
 	prog, err := g.Build(t.Context(), logPkg)
 	require.NoError(t, err)
 	for _, c := range []struct {
@@ -54,7 +69,7 @@ mount -o remount,commit=3600 /mnt/disk`)
 		{[]string{"-file=/mnt/pmem/log"}, "MAP_SYNC"},
 		{[]string{"-file=/dev/dax1.0"}, "MAP_SYNC"},
 		{[]string{"-file=/mnt/disk/log"}, "page cache, msync"},
-		{[]string{"-file=/mnt/pmem/plain", "-plain"}, ""},
+		{[]string{"-file=/mnt/pmem/plain", "-plain"}, ""}, // the last: another file's msync would help it
 	} {
 		p := vmtest.Run(t, g.Command(t.Context(), prog, c.args...))
 		p.Says("stored: 1")
@@ -74,6 +89,10 @@ mount -o remount,commit=3600 /mnt/disk`)
 	assert.Equal(t, "records: 101, from the first on: 101", count("/mnt/pmem/log"))
 	assert.Equal(t, "records: 101, from the first on: 101", count("/dev/dax1.0"))
 	assert.Equal(t, "records: 100, from the first on: 100", count("/mnt/disk/log"))
+	// What a peer has written, by RDMA, and flushed.
+	for _, file := range []string{"/mnt/pmem/far", "/mnt/disk/far"} {
+		assert.Contains(t, far(file, 0), "server: the log has 20 records")
+	}
 	assert.Equal(t, "records: 0, from the first on: 0", count("/mnt/pmem/plain"), "the kernel forgets where the blocks are without MAP_SYNC")
 }
 
