@@ -86,6 +86,9 @@ func listCases() {
 	for _, c := range cases {
 		fmt.Println(" ", c.name)
 	}
+	for _, c := range datagramCases {
+		fmt.Println(" ", c.name())
+	}
 	for _, c := range cells() {
 		fmt.Println("+", c.name())
 	}

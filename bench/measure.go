@@ -20,9 +20,11 @@ type results struct {
 	rows    []row
 	grid    []gridRow
 	idle    []*idleRow
-	once    sync.Once
-	path    string // what carried RDMA, first
-	took    time.Duration
+
+	datagrams []datagramRow
+	once      sync.Once
+	path      string // what carried RDMA, first
+	took      time.Duration
 }
 
 // A row is what was measured of one case in one arrangement.
@@ -47,13 +49,16 @@ func (r *results) measure(ctx context.Context) error {
 			return err
 		}
 	}
+	if err := r.measureDatagrams(ctx); err != nil {
+		return err
+	}
 	if err := r.measureGrid(ctx); err != nil {
 		return err
 	}
 	if err := r.measureAllIdle(ctx); err != nil {
 		return err
 	}
-	if len(r.rows)+len(r.grid)+len(r.idle) == 0 {
+	if len(r.rows)+len(r.datagrams)+len(r.grid)+len(r.idle) == 0 {
 		return fmt.Errorf("nothing is picked by -run; -list lists what there is")
 	}
 	r.took = time.Since(start)

@@ -70,6 +70,9 @@ func (r *results) report() string {
 	if len(r.rows) > 0 {
 		r.reportCases(&b)
 	}
+	if len(r.datagrams) > 0 {
+		r.reportDatagrams(&b)
+	}
 	if len(r.grid) > 0 {
 		r.reportGrid(&b)
 	}

@@ -16,6 +16,8 @@ var services = map[string]func(l net.Listener){
 	"echo": serveConns(echo),
 	"sink": serveConns(sink),
 	"http": serveHTTP,
+
+	"datagrams": serveConns(serveDatagrams),
 }
 
 const (
