@@ -1,5 +1,5 @@
-// Package rpma runs programs on librpma, in c, in pairs in a guest with
-// Soft-RoCE. Both ends of a scenario have its name.
+// Package rpma runs programs on librpma, in c, against programs on package rpma, in cmd/rpmapeer, in a guest with Soft-RoCE. Both
+// ends of a scenario have its name, and say the same in both languages.
 package rpma
 
 import (
@@ -30,6 +30,7 @@ type end struct {
 	netns string
 	addr  string // of its servers
 	env   []string
+	mute  bool // the device is the process: the kernel says nothing where that is not, or is no more
 }
 
 func (e *end) start(t *testing.T, scenario, role, addr string, port int) *vmtest.Process {
@@ -76,7 +77,10 @@ func testScenarios(t *testing.T, server, client *end) {
 		t.Run(s.name, func(t *testing.T) {
 			port := nextPort()
 			var srv *vmtest.Process
-			if !s.noAdmit {
+			switch {
+			case s.noAdmit && server.mute: // nobody is there at all without a process, which C notices after 102 s
+				server.start(t, "deaf", "serve", server.addr, nextPort()).Says("listening")
+			case !s.noAdmit:
 				srv = server.start(t, s.name, "serve", server.addr, port)
 				srv.Says("listening")
 			}
@@ -91,19 +95,23 @@ func testScenarios(t *testing.T, server, client *end) {
 
 // testEnds is about peers that are killed, or that do nothing.
 func testEnds(t *testing.T, server, client *end) {
-	t.Run("killed server", func(t *testing.T) {
-		srv, cli := ready(t, server, client, "killed")
-		cli.Says("ready")
-		srv.Kill()
-		assertSays(t, cli.Succeeds(), []string{"ready", "closed"})
-	})
-	t.Run("killed client", func(t *testing.T) {
-		srv, cli := ready(t, server, client, "killed")
-		cli.Says("ready")
-		srv.Says("ready")
-		cli.Kill()
-		assertSays(t, srv.Succeeds(), []string{"listening", "ready", "closed"})
-	})
+	if !server.mute {
+		t.Run("killed server", func(t *testing.T) {
+			srv, cli := ready(t, server, client, "killed")
+			cli.Says("ready")
+			srv.Kill()
+			assertSays(t, cli.Succeeds(), []string{"ready", "closed"})
+		})
+	}
+	if !client.mute {
+		t.Run("killed client", func(t *testing.T) {
+			srv, cli := ready(t, server, client, "killed")
+			cli.Says("ready")
+			srv.Says("ready")
+			cli.Kill()
+			assertSays(t, srv.Succeeds(), []string{"listening", "ready", "closed"})
+		})
+	}
 	t.Run("silent server", func(t *testing.T) { // that does not answer the end of a connection
 		srv, cli := ready(t, server, client, "silent")
 		assertSays(t, cli.Succeeds(), []string{"left"})
@@ -181,4 +189,36 @@ func TestCToC(t *testing.T) {
 	c, _ := cPeer(t)
 	testScenarios(t, c, c)
 	testEnds(t, c, c)
+}
+
+// goPeers are the ends in Go: with the embedded device in another namespace, and beside the C peers on their device.
+func goPeers(t *testing.T, g *vm.Guest, p *vm.Peer) []*end {
+	t.Helper()
+	prog, err := g.Build(t.Context(), "github.com/go-rdma/rdma/test/interop/rpma/cmd/rpmapeer", strings.Fields(os.Getenv("INTEROP_BUILD"))...)
+	require.NoError(t, err)
+	return []*end{
+		{name: "softroce", g: g, prog: prog, netns: p.Netns, addr: p.Far.V4.String(), env: []string{"RDMANET_DEVICE=softroce"}, mute: true},
+		{name: "rdmacore", g: g, prog: prog, addr: p.Near.V4.String(), env: []string{"RDMANET_DEVICE=rdmacore"}},
+	}
+}
+
+// TestGoToC and TestCToGo: a client in Go and a server in C, and the other way round.
+func TestGoToC(t *testing.T) {
+	c, p := cPeer(t)
+	for _, ours := range goPeers(t, c.g, p) {
+		t.Run(ours.name, func(t *testing.T) {
+			testScenarios(t, c, ours)
+			testEnds(t, c, ours)
+		})
+	}
+}
+
+func TestCToGo(t *testing.T) {
+	c, p := cPeer(t)
+	for _, ours := range goPeers(t, c.g, p) {
+		t.Run(ours.name, func(t *testing.T) {
+			testScenarios(t, ours, c)
+			testEnds(t, ours, c)
+		})
+	}
 }

@@ -17,13 +17,14 @@ static const struct {
 static void send_one(struct side *s, struct mem *m, unsigned i)
 {
 	size_t n = messages[i].len;
+	size_t off = n ? i % 2 * SLOT : 0; /* the one before may still be on its way */
 	struct rpma_mr_local *mr = n ? m->mr : NULL;
 
-	fill(m->p, n, 10 + i);
+	fill(m->p + off, n, 10 + i);
 	if (messages[i].with)
-		try(rpma_send_with_imm(s->conn, mr, 0, n, RPMA_F_COMPLETION_ALWAYS, messages[i].imm, ID(100 + i)));
+		try(rpma_send_with_imm(s->conn, mr, off, n, RPMA_F_COMPLETION_ALWAYS, messages[i].imm, ID(100 + i)));
 	else
-		try(rpma_send(s->conn, mr, 0, n, RPMA_F_COMPLETION_ALWAYS, ID(100 + i)));
+		try(rpma_send(s->conn, mr, off, n, RPMA_F_COMPLETION_ALWAYS, ID(100 + i)));
 }
 
 static void expect_one(struct ibv_wc wc, const char *p, unsigned i)
@@ -36,31 +37,38 @@ static void expect_one(struct ibv_wc wc, const char *p, unsigned i)
 	expect_pattern(p, messages[i].len, 10 + i);
 }
 
-/* send: each message comes back; sends and receives complete in one queue, in the order in which it pleases them */
+/* settle makes sure that the server knows that its last message was received: a connection that ends is no acknowledgement. */
+static void settle(struct side *s)
+{
+	try(rpma_write(s->conn, NULL, 0, NULL, 0, 0, RPMA_F_COMPLETION_ALWAYS, ID(999)));
+	expect_wc(cq_of(s), 999, IBV_WC_SUCCESS);
+}
+
+/* send: each message comes back; sends and receives complete in one queue, and the answer to a message may do so before its sending */
 
 static void echo(struct side *s, struct mem *in, struct mem *out, bool server)
 {
-	for (unsigned i = 0; i < MESSAGES; i++) {
-		bool sent = false, received = false;
+	unsigned sent = 0, received = 0;
 
-		if (!server)
-			send_one(s, out, i);
-		while (!sent || !received) {
-			struct ibv_wc wc = next_wc(cq_of(s));
+	if (!server)
+		send_one(s, out, 0);
+	while (sent < MESSAGES || received < MESSAGES) {
+		struct ibv_wc wc = next_wc(cq_of(s));
 
-			if (wc.wr_id == 100 + i) {
-				check(wc.status == IBV_WC_SUCCESS && wc.opcode == IBV_WC_SEND && !sent);
-				sent = true;
-				continue;
-			}
-			check(wc.wr_id == 1 + i && !received);
-			expect_one(wc, in->p + i % 2 * SLOT, i);
-			received = true;
-			if (i + 2 < MESSAGES)
-				try(rpma_recv(s->conn, in->mr, i % 2 * SLOT, SLOT, ID(3 + i)));
-			if (server)
-				send_one(s, out, i);
+		if (wc.wr_id == 100 + sent) {
+			check(wc.status == IBV_WC_SUCCESS && wc.opcode == IBV_WC_SEND);
+			sent++;
+			continue;
 		}
+		check(wc.wr_id == 1 + received);
+		expect_one(wc, in->p + received % 2 * SLOT, received);
+		if (received + 2 < MESSAGES)
+			try(rpma_recv(s->conn, in->mr, received % 2 * SLOT, SLOT, ID(3 + received)));
+		if (server)
+			send_one(s, out, received);
+		received++;
+		if (!server && received < MESSAGES)
+			send_one(s, out, received);
 	}
 	say("%u messages", (unsigned)MESSAGES);
 }
@@ -68,7 +76,7 @@ static void echo(struct side *s, struct mem *in, struct mem *out, bool server)
 static void send_mem(struct side *s, struct mem *in, struct mem *out)
 {
 	mem_new(s, in, 2 * SLOT, RPMA_MR_USAGE_RECV);
-	mem_new(s, out, SLOT, RPMA_MR_USAGE_SEND);
+	mem_new(s, out, 2 * SLOT, RPMA_MR_USAGE_SEND);
 }
 
 static void first_receives(struct side *s, struct mem *in)
@@ -101,6 +109,7 @@ static void dial_send(struct side *s)
 	first_receives(s, &in);
 	connect_with(s, NULL, 0);
 	echo(s, &in, &out, false);
+	settle(s);
 	end(s, true);
 	mem_free(&in);
 	mem_free(&out);
@@ -155,6 +164,7 @@ static void dial_rcq(struct side *s)
 	first_receives(s, &in);
 	connect_with(s, NULL, 0);
 	pong(s, &in, &out, false);
+	settle(s);
 	end(s, true);
 	mem_free(&in);
 	mem_free(&out);
@@ -195,6 +205,13 @@ static void await(struct side *s, struct mem *in, struct mem *out, bool server)
 				send_one(s, out, received);
 		}
 		check(ret == RPMA_E_NO_COMPLETION);
+	}
+	if (!server) { /* as settle, on a shared channel */
+		try(rpma_write(s->conn, NULL, 0, NULL, 0, 0, RPMA_F_COMPLETION_ALWAYS, ID(999)));
+		while ((ret = rpma_cq_get_wc(cq_of(s), 1, &wc, NULL)) == RPMA_E_NO_COMPLETION)
+			try(rpma_conn_wait(s->conn, 0, &cq, &is_rcq));
+		try(ret);
+		check(wc.wr_id == 999 && wc.status == IBV_WC_SUCCESS);
 	}
 	say("%u messages", (unsigned)MESSAGES);
 }
@@ -328,6 +345,7 @@ static void dial_srq(struct side *s)
 			check(!memcmp(m.p + i * 16 + 8, &v, 8));
 		}
 	for (int i = 0; i < CONNS; i++) {
+		settle(&c[i]);
 		end(&c[i], true);
 		try(rpma_conn_delete(&c[i].conn));
 	}
