@@ -11,7 +11,7 @@ VMJOBS   = $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 4 ? 1 : n / 2
 RUN      =
 CMD      = -v -rxe -- ibv_devinfo
 
-.PHONY: help demo test test-vm vm lint bench bench-vm fuzz format vet rules race nocgo 386 cross
+.PHONY: help demo test test-vm vm lint bench bench-vm bench-all fuzz format vet rules race nocgo 386 cross
 
 help:
 	@echo 'make demo    HTTP over RDMA between two processes; DEMO="-size 64" passes flags'
@@ -19,8 +19,9 @@ help:
 	@echo 'make test-vm tests in a Linux guest with Soft-RoCE, see test/vm/README.md; RUN=TestName picks by regexp'
 	@echo 'make vm      runs a program in such a guest; CMD="-rxe -- ibv_devinfo"'
 	@echo 'make lint    golangci-lint as .golangci.yml says; the first run builds it'
-	@echo 'make bench   rdmanet beside TCP in one run; a table into bench/results; BENCH="-rounds 5" passes flags'
+	@echo 'make bench   rdmanet beside TCP and QUIC in one run, 3 minutes; tables and plots into bench/results; BENCH="-run grid" passes flags'
 	@echo 'make bench-vm  rdmanet beside rsockets and raw verbs on Soft-RoCE in a guest; likewise'
+	@echo 'make bench-all  both, whole: HTTP over a grid and 10,000 connections too; on a machine that does nothing else'
 	@echo 'make fuzz    each fuzz target for FUZZTIME ($(FUZZTIME)); FUZZ=FuzzName picks by regexp'
 
 demo:
@@ -49,6 +50,10 @@ bench:
 
 bench-vm:
 	cd bench && $(GO) run ./vm $(BENCH)
+
+bench-all:
+	cd bench && $(GO) run . -run .
+	cd bench && $(GO) run ./vm
 
 fuzz:
 	@GO='$(GO)' FUZZTIME='$(FUZZTIME)' FUZZ='$(FUZZ)' sh tools/fuzz.sh

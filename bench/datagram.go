@@ -332,7 +332,7 @@ func (r *results) measureDatagrams(ctx context.Context) error {
 		}
 		if p == nil {
 			var err error
-			if p, err = startPeerProcess(ctx, r.o.device); err != nil {
+			if p, err = startPeerProcess(ctx, r.o); err != nil {
 				return err
 			}
 			defer p.close() //nolint:gocritic // once

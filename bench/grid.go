@@ -32,7 +32,7 @@ func cells() (all []cell) {
 	return all
 }
 
-// gridSides are measured in each cell; those that wait otherwise if -sides names them.
+// gridSides are measured in each cell.
 var gridSides = []string{sideTCP, sideRDMA}
 
 type gridRow struct {
@@ -56,7 +56,7 @@ func (r *results) measureGrid(ctx context.Context) error {
 		}
 		if p == nil {
 			var err error
-			if p, err = startPeerProcess(ctx, r.o.device); err != nil {
+			if p, err = startPeerProcess(ctx, r.o); err != nil {
 				return err
 			}
 			defer p.close() //nolint:gocritic // once

@@ -58,7 +58,7 @@ const idleDialers = 32
 // measureIdle opens n connections to a peer process, a goroutine of which waits in Read on each, as in any server
 // of Go's; at this end they are without one.
 func measureIdle(ctx context.Context, o *options, s *side, n int, settle time.Duration) (*idleRow, error) {
-	p, err := startPeerProcess(ctx, o.device)
+	p, err := startPeerProcess(ctx, o)
 	if err != nil {
 		return nil, err
 	}

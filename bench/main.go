@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/signal"
 	"regexp"
+	"runtime/pprof"
 	"time"
 )
 
@@ -22,9 +23,11 @@ type options struct {
 	rounds int
 	sample time.Duration
 	pick   func(name string, byItself bool) bool
-	sides  *regexp.Regexp
-	idle   int           // connections
-	settle time.Duration // how long they do nothing
+	sides  *regexp.Regexp // nil: each case's own
+	idle   int            // connections
+	settle time.Duration  // how long they do nothing
+
+	profile string // directory
 }
 
 func main() {
@@ -35,7 +38,8 @@ func main() {
 	flag.IntVar(&o.idle, "conns", 10000, "connections of the idle case")
 	flag.DurationVar(&o.settle, "settle", 10*time.Second, "how long the connections of the idle case do nothing")
 	run := flag.String("run", "", "`regexp` that picks cases by name, also those that take long; empty: those that do not")
-	sides := flag.String("sides", ".", "`regexp` that picks what is compared with TCP")
+	sides := flag.String("sides", "", "`regexp` that picks sides by name, of all there are; the others are compared with the first. Empty: those of each case")
+	flag.StringVar(&o.profile, "profile", "", "`directory` for CPU profiles of both processes, of all that is run")
 	dir := flag.String("o", "results", "`directory` for tables and plots; empty: none")
 	list := flag.Bool("list", false, "list the cases, those that are not run without -run marked +")
 	peer := flag.Bool("peer", false, "be the other process (used by the program itself)")
@@ -50,7 +54,7 @@ func main() {
 		case o.rounds < 1 || o.sample <= 0 || o.idle < 2:
 			return errors.New("-rounds and -sample must be positive, -conns at least 2")
 		case *peer:
-			return servePeer(ctx, o.device)
+			return profiled(o.profile, "peer", func() error { return servePeer(ctx, o.device) })
 		case *load:
 			keepBusy()
 			return nil
@@ -58,19 +62,41 @@ func main() {
 			listCases()
 			return nil
 		}
-		if o.sides, err = regexp.Compile(*sides); err != nil {
-			return err
+		if *sides != "" {
+			if o.sides, err = regexp.Compile(*sides); err != nil {
+				return err
+			}
 		}
 		if o.pick, err = picker(*run); err != nil {
 			return err
 		}
-		return bench(ctx, &o, *dir)
+		return profiled(o.profile, "bench", func() error { return bench(ctx, &o, *dir) })
 	}()
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)
 	}
+}
+
+// profiled writes a profile of what f does, if there is a directory for it.
+func profiled(dir, name string, f func() error) error {
+	if dir == "" {
+		return f()
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	file, err := os.CreateTemp(dir, name+"-*.pprof")
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	if err := pprof.StartCPUProfile(file); err != nil {
+		return err
+	}
+	defer pprof.StopCPUProfile()
+	return f()
 }
 
 // picker tells which cases are run.

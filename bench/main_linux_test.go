@@ -42,8 +42,45 @@ func TestFigures(t *testing.T) {
 func testOptions(run string) *options {
 	re := regexp.MustCompile(run)
 	return &options{
-		device: "softroce", rounds: 2, sample: 2 * time.Millisecond, sides: regexp.MustCompile("."),
+		device: "softroce", rounds: 2, sample: 2 * time.Millisecond,
 		pick: func(name string, _ bool) bool { return re.MatchString(name) },
+	}
+}
+
+func TestPicking(t *testing.T) {
+	names := func(ss []side, err error) string {
+		if err != nil {
+			t.Fatal(err)
+		}
+		var all []string
+		for _, s := range ss {
+			all = append(all, s.name)
+		}
+		return strings.Join(all, "; ")
+	}
+	o := testOptions(".")
+	if got := names(o.picked(oneOfEach)); got != "TCP; RDMA; QUIC" {
+		t.Error(got)
+	}
+	o.sides = regexp.MustCompile("TCP|spin")
+	if got := names(o.picked(oneOfEach)); got != "TCP; RDMA, spinning" {
+		t.Error(got)
+	}
+	o.sides = regexp.MustCompile("pigeon")
+	if _, err := o.picked(oneOfEach); err == nil {
+		t.Error("a side of that name")
+	}
+
+	pick, err := picker("")
+	if err != nil || !pick("64 B round trip", true) || pick("idle, RDMA", false) {
+		t.Errorf("without -run: %v", err)
+	}
+	pick, err = picker("idle")
+	if err != nil || pick("64 B round trip", true) || !pick("idle, RDMA", false) {
+		t.Errorf("-run idle: %v", err)
+	}
+	if _, err = picker("("); err == nil {
+		t.Error("that is no regexp")
 	}
 }
 

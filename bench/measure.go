@@ -67,7 +67,7 @@ func (r *results) measure(ctx context.Context) error {
 
 func (r *results) start(ctx context.Context, processes int) (*peer, error) {
 	if processes == 2 {
-		return startPeerProcess(ctx, r.o.device)
+		return startPeerProcess(ctx, r.o)
 	}
 	return startPeer(ctx, r.o.device)
 }
@@ -95,15 +95,16 @@ func (r *results) measureCases(ctx context.Context, processes int) error {
 
 func progress(format string, args ...any) { fmt.Fprintf(os.Stderr, format+"\n", args...) }
 
-// picked are the sides that are measured, of those that a case has.
-func (o *options) picked(names []string) ([]side, error) {
-	var some []string
-	for i, n := range names {
-		if i == 0 || o.sides.MatchString(n) {
-			some = append(some, n)
-		}
+// picked are the sides that are measured of a case that has these by itself.
+func (o *options) picked(own []string) ([]side, error) {
+	if o.sides == nil {
+		return sidesNamed(o.device, own)
 	}
-	return sidesNamed(o.device, some)
+	some := slices.DeleteFunc(sides(o.device), func(s side) bool { return !o.sides.MatchString(s.name) })
+	if len(some) == 0 {
+		return nil, fmt.Errorf("no side matches -sides %s", o.sides)
+	}
+	return some, nil
 }
 
 // measureCase takes the samples of all sides in turns, in another order each round.

@@ -57,12 +57,12 @@ func startPeer(ctx context.Context, device string) (*peer, error) {
 }
 
 // startPeerProcess starts this program once more. It ends with its standard input, hence with this process.
-func startPeerProcess(ctx context.Context, device string) (*peer, error) {
+func startPeerProcess(ctx context.Context, o *options) (*peer, error) {
 	exe, err := os.Executable()
 	if err != nil {
 		return nil, err
 	}
-	cmd := exec.CommandContext(ctx, exe, "-peer", "-device", device)
+	cmd := exec.CommandContext(ctx, exe, "-peer", "-device", o.device, "-profile", o.profile)
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
 	if err != nil {

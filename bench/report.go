@@ -60,7 +60,7 @@ func (r *results) report() string {
 		runtime.GOMAXPROCS(0), m.kernel, runtime.Version(), runtime.GOOS, runtime.GOARCH, m.mtu, m.load, figures.Load(), m.tree, r.took.Seconds())
 	fmt.Fprintf(&b, "%s.\n\n", m.sysctls)
 	fmt.Fprintf(&b, "%d rounds in one run, all sides in turns, a sample about %v, all over 127.0.0.1: median (least to most).\n", r.o.rounds, r.o.sample)
-	fmt.Fprintln(&b, "Speed: the median over rounds of how many times as fast a side is as TCP; below 1 it is slower. CPU: processor time of all processes, user and system.")
+	fmt.Fprintln(&b, "Speed: the median over rounds of how many times as fast a side is as the first one, TCP by itself; below 1 it is slower. CPU: processor time of all processes, user and system.")
 	if r.path != "" {
 		fmt.Fprintf(&b, "RDMA was carried by %s. RDMA waits as it seems good by itself, or spins for %v at least before it parks, or parks at once.\n", r.path, spinTime)
 	}

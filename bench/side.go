@@ -18,7 +18,7 @@ type side struct {
 
 const loopback = "127.0.0.1:0"
 
-// Names of the sides. Those behind the first are measured beside it.
+// Names of the sides, the first first.
 const (
 	sideTCP    = "TCP"
 	sideRDMA   = "RDMA"
