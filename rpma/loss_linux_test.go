@@ -54,21 +54,22 @@ func simulate(t *testing.T, o simnet.Options, f func(t *testing.T, s *sim)) {
 }
 
 // connect is pair on a simulated network, whose ends are the caller's to close.
-func (s *sim) connect(t *testing.T, client, server *rpma.ConnConfig) (c, d *rpma.Conn) {
+func (s *sim) connect(t *testing.T, client, server *rpma.ConnConfig) (*rpma.Conn, *rpma.Conn) {
 	ep, err := s.peer[1].Listen(netip.AddrPortFrom(s.addr[1], 0).String())
 	require.NoError(t, err)
-	done := make(chan struct{})
+	accepted := make(chan *rpma.Conn, 1)
 	go func() {
-		defer close(done)
+		var d *rpma.Conn
 		r, err := ep.Accept(t.Context(), server)
 		if assert.NoError(t, err) {
 			d, err = r.Connect(t.Context(), nil)
 			assert.NoError(t, err)
 		}
+		accepted <- d
 	}()
-	c, err = s.peer[0].Dial(t.Context(), ep.Addr().String(), client)
+	c, err := s.peer[0].Dial(t.Context(), ep.Addr().String(), client)
 	require.NoError(t, err)
-	<-done
+	d := <-accepted
 	require.NoError(t, ep.Close())
 	return c, d
 }

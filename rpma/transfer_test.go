@@ -270,7 +270,7 @@ func TestReceiveQueues(t *testing.T) {
 				require.ErrorIs(t, where.Wait(t.Context()), rpma.ErrSharedChannel)
 				cq, recv, err := s.Wait(t.Context())
 				require.NoError(t, err)
-				require.True(t, where == cq)
+				require.Same(t, where, cq)
 				require.Equal(t, x.inRCQ, recv)
 			} else {
 				_, _, err := s.Wait(t.Context())
@@ -291,7 +291,7 @@ func TestReceiveQueues(t *testing.T) {
 			if x.shared {
 				cq, recv, err := s.Wait(t.Context())
 				require.NoError(t, err)
-				require.True(t, cq == s.CQ())
+				require.Same(t, s.CQ(), cq)
 				require.False(t, recv)
 				_, err = cq.Poll(wc)
 				require.NoError(t, err)

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-rdma/rdma/internal/rc"
@@ -54,7 +55,7 @@ type pairOptions struct {
 }
 
 // pair connects two ends of peers.
-func pair(t testing.TB, client, server *rpma.Peer, o pairOptions) (c, s *rpma.Conn) {
+func pair(t testing.TB, client, server *rpma.Peer, o pairOptions) (*rpma.Conn, *rpma.Conn) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -63,8 +64,9 @@ func pair(t testing.TB, client, server *rpma.Peer, o pairOptions) (c, s *rpma.Co
 	defer ep.Close()
 	cr, err := client.NewConnReq(ctx, ep.Addr().String(), o.client)
 	require.NoError(t, err)
-	done := make(chan error, 1)
+	accepted := make(chan *rpma.Conn, 1)
 	go func() {
+		var s *rpma.Conn
 		sr, err := ep.Accept(ctx, o.server)
 		if err == nil {
 			if o.before != nil {
@@ -72,11 +74,13 @@ func pair(t testing.TB, client, server *rpma.Peer, o pairOptions) (c, s *rpma.Co
 			}
 			s, err = sr.Connect(ctx, o.serverData)
 		}
-		done <- err
+		assert.NoError(t, err)
+		accepted <- s
 	}()
-	c, err = cr.Connect(ctx, o.clientData)
+	c, err := cr.Connect(ctx, o.clientData)
 	require.NoError(t, err)
-	require.NoError(t, <-done)
+	s := <-accepted
+	require.NotNil(t, s)
 	t.Cleanup(func() {
 		require.NoError(t, c.Close())
 		require.NoError(t, s.Close())
