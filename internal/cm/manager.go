@@ -72,7 +72,7 @@ func (m *Manager) Resolve(ctx context.Context, devices string, attr verbs.CMIDAt
 	if err != nil {
 		return nil, err
 	}
-	none := &NoDeviceError{Target: attr.Remote.Addr().String(), Listed: cands[0].named}
+	none := &NoDeviceError{Target: target(&attr), Listed: cands[0].named}
 	var failed error // the first cause that is about the address, not about devices
 	for i := range cands {
 		c := &cands[i]
@@ -92,6 +92,16 @@ func (m *Manager) Resolve(ctx context.Context, devices string, attr verbs.CMIDAt
 		return nil, failed
 	}
 	return nil, none
+}
+
+// target is what an identifier shall lead to or, if that is nowhere, be bound to.
+func target(attr *verbs.CMIDAttr) string {
+	for _, a := range []netip.Addr{attr.Remote.Addr(), attr.Local.Addr()} {
+		if a.IsValid() {
+			return a.String()
+		}
+	}
+	return "any address"
 }
 
 func (m *Manager) resolveOn(ctx context.Context, c *candidate, attr verbs.CMIDAttr) (verbs.CMID, error) {

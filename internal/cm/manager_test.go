@@ -58,6 +58,23 @@ func TestResolveNamesEveryCause(t *testing.T) {
 	assert.Contains(t, err.Error(), "mlx5_1: no permission")
 }
 
+// What leads nowhere is named by what it is bound to.
+func TestResolveNowhere(t *testing.T) {
+	m := testManager()
+	for _, p := range m.Providers {
+		p.(*fakeProvider).resolveErr = verbs.ErrNoDevice
+	}
+	for local, want := range map[string]string{"192.0.2.1:0": "serves 192.0.2.1 (", "": "serves any address ("} {
+		attr := verbs.CMIDAttr{PortSpace: verbs.PSUDP}
+		if local != "" {
+			attr.Local = netip.MustParseAddrPort(local)
+		}
+		_, err := m.Resolve(t.Context(), "", attr)
+		require.ErrorIs(t, err, verbs.ErrNoDevice)
+		require.ErrorContains(t, err, want)
+	}
+}
+
 // No route is what is wrong with the address, also when other providers could not serve anything.
 func TestResolveNoRoute(t *testing.T) {
 	m := testManager()
