@@ -109,13 +109,13 @@ func (d *Dialer) DialContext(ctx context.Context, network, address string) (net.
 	}
 	x := &dialing{Dialer: d, network: nw, local: local}
 	if nw.datagrams {
-		c, err := x.datagrams(ctx, addrs)
+		c, err := (&attempts[*PacketConn]{d.FallbackDelay, x.datagram}).any(ctx, addrs)
 		if err != nil {
 			return nil, err
 		}
 		return c, nil
 	}
-	c, err := x.any(ctx, addrs)
+	c, err := (&attempts[*Conn]{d.FallbackDelay, x.one}).any(ctx, addrs)
 	if err != nil {
 		return nil, err
 	}

@@ -2,6 +2,7 @@ package rdmanet_test
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"net/netip"
 	"syscall"
@@ -12,6 +13,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/net/dns/dnsmessage"
 
+	"github.com/go-rdma/rdma/internal/cm"
+	"github.com/go-rdma/rdma/internal/verbs"
 	"github.com/go-rdma/rdma/rdmanet"
 )
 
@@ -112,6 +115,38 @@ func TestDialBothFamilies(t *testing.T) {
 	// Neither serves: the error is the preferred family's.
 	_, err = (&rdmanet.Dialer{Resolver: r}).Dial("rdma", "host.test:"+port(t, deadListener(t)))
 	require.ErrorIs(t, err, syscall.ECONNREFUSED)
+}
+
+// The same with a service of datagrams.
+func TestDialDatagramsBothFamilies(t *testing.T) {
+	silent, err := cm.Default().Listen(t.Context(), "softroce", verbs.ListenAttr{
+		PortSpace: verbs.PSUDP, Local: netip.MustParseAddrPort("127.0.0.1:0"), Backlog: 4,
+	})
+	require.NoError(t, err)
+	defer silent.Close()
+	p := fmt.Sprint(silent.Addr().Port())
+	s := listenPacket(t, "rdma-ud6", "[::1]:"+p)
+	d := &rdmanet.Dialer{Resolver: names(t, "127.0.0.1", "::1"), FallbackDelay: 100 * time.Millisecond}
+	start := time.Now()
+	c, err := d.Dial("rdma-ud", "host.test:"+p)
+	require.NoError(t, err)
+	defer c.Close()
+	assert.Equal(t, "[::1]:"+p, c.RemoteAddr().String())
+	assert.Less(t, time.Since(start), 2*time.Second)
+	_, err = c.Write([]byte("hello"))
+	require.NoError(t, err)
+	gets(t, s, "hello")
+	require.NoError(t, s.Close())
+	d.Timeout = 10 * time.Second
+	_, err = d.Dial("rdma-ud", "host.test:"+fmt.Sprint(localPacketClosed(t)))
+	require.ErrorIs(t, err, syscall.ECONNREFUSED, "nobody serves either")
+}
+
+// localPacketClosed is a port that nobody serves any more.
+func localPacketClosed(t *testing.T) uint16 {
+	s := listenPacket(t, "rdma-ud", ":0")
+	require.NoError(t, s.Close())
+	return s.LocalAddr().(*rdmanet.Addr).Port
 }
 
 // deadListener is one that was closed: its port is nobody's.

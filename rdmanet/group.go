@@ -58,7 +58,7 @@ func (lc *ListenConfig) ListenMulticast(ctx context.Context, network string, ifi
 	}
 	a.Port = group.Port
 	c.group = a
-	return c, nil
+	return c.opened(), nil
 }
 
 // JoinGroup makes c a member of a group on an interface, or with ifi nil on the one that c is bound to or that routes

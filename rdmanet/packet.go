@@ -28,16 +28,9 @@ type PacketConn struct {
 	port    uint16 // that it is found at
 	group   *Addr  // of ListenMulticast: what LocalAddr returns
 	dialed  bool
+	totals  *totals
 
 	truncated atomic.Uint64
-}
-
-// PacketStats counts what a PacketConn did.
-type PacketStats struct {
-	BytesRead, BytesWritten       uint64 // payload
-	MessagesRead, MessagesWritten uint64 // datagrams
-	Dropped                       uint64 // arrived, and met no room; 0 where the device does not tell
-	Truncated                     uint64 // read into a buffer that was too small for them
 }
 
 var (
@@ -215,6 +208,7 @@ func (c *PacketConn) Close() error {
 	}
 	local := c.LocalAddr()
 	err := c.s.Close()
+	c.closed()
 	if err == nil {
 		return nil
 	}
@@ -295,16 +289,4 @@ func (c *PacketConn) SetReadBuffer(bytes int) error {
 // SetWriteBuffer bounds how many bytes of payload are with the device, counted in the same way. More than 256 datagrams never are.
 func (c *PacketConn) SetWriteBuffer(bytes int) error {
 	return c.set(func() error { return c.s.SetWriteBuffer(bytes) })
-}
-
-// Stats counts what the connection did so far.
-func (c *PacketConn) Stats() PacketStats {
-	if !c.ok() {
-		return PacketStats{}
-	}
-	s := c.s.Stats()
-	return PacketStats{
-		BytesRead: s.BytesRead, BytesWritten: s.BytesWritten, MessagesRead: s.Read, MessagesWritten: s.Written,
-		Dropped: s.Dropped, Truncated: c.truncated.Load(),
-	}
 }

@@ -62,7 +62,7 @@ func (lc *ListenConfig) ListenPacket(ctx context.Context, network, address strin
 		_ = c.s.Close() // the first error says more
 		return nil, packetError("listen", nw.name, nil, addr, PhaseRoute, contextError(ctx, err))
 	}
-	return c, nil
+	return c.opened(), nil
 }
 
 // serve has lookups answered on each provider, and makes a queue pair on each.
@@ -109,26 +109,6 @@ func (lc *ListenConfig) socket() *dgram.Config {
 	return cfg
 }
 
-// datagrams finds a service at the first of some addresses that has it.
-func (x *dialing) datagrams(ctx context.Context, addrs []netip.AddrPort) (*PacketConn, error) {
-	var first error
-	for i, a := range addrs {
-		sub, cancel := share(ctx, len(addrs)-i)
-		c, err := x.datagram(sub, a)
-		cancel()
-		if err == nil {
-			return c, nil
-		}
-		if first == nil {
-			first = err
-		}
-		if ctx.Err() != nil {
-			break
-		}
-	}
-	return nil, first
-}
-
 // datagram finds a service at one address. Its errors are complete.
 func (x *dialing) datagram(ctx context.Context, addr netip.AddrPort) (*PacketConn, error) {
 	remote := AddrFromAddrPort(addr)
@@ -157,5 +137,5 @@ func (x *dialing) datagram(ctx context.Context, addr netip.AddrPort) (*PacketCon
 		return nil, &net.OpError{Op: "dial", Net: x.network.name, Source: x.source(), Addr: remote, Err: e}
 	}
 	totalsOf(provider, device).dials.Add(1)
-	return c, nil
+	return c.opened(), nil
 }

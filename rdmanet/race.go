@@ -2,6 +2,7 @@ package rdmanet
 
 import (
 	"context"
+	"io"
 	"net/netip"
 	"time"
 )
@@ -15,13 +16,19 @@ const (
 	minPerAddress = 2 * time.Second
 )
 
+// attempts is a dial to whichever of some addresses works, of a connection of type C.
+type attempts[C io.Closer] struct {
+	fallbackDelay time.Duration // as in a Dialer
+	one           func(ctx context.Context, addr netip.AddrPort) (C, error)
+}
+
 // any connects to whichever address works.
-func (x *dialing) any(ctx context.Context, addrs []netip.AddrPort) (*Conn, error) {
+func (x *attempts[C]) any(ctx context.Context, addrs []netip.AddrPort) (C, error) {
 	preferred, others := byFamily(addrs)
-	if x.FallbackDelay < 0 || len(others) == 0 {
+	if x.fallbackDelay < 0 || len(others) == 0 {
 		return x.inOrder(ctx, addrs)
 	}
-	delay := x.FallbackDelay
+	delay := x.fallbackDelay
 	if delay == 0 {
 		delay = defaultFallbackDelay
 	}
@@ -41,8 +48,7 @@ func byFamily(addrs []netip.AddrPort) (first, rest []netip.AddrPort) {
 }
 
 // inOrder tries one address after the other. If none works, the first error is returned.
-func (x *dialing) inOrder(ctx context.Context, addrs []netip.AddrPort) (*Conn, error) {
-	var first error
+func (x *attempts[C]) inOrder(ctx context.Context, addrs []netip.AddrPort) (none C, first error) {
 	for i, a := range addrs {
 		c, err := x.within(ctx, a, len(addrs)-i)
 		if err == nil {
@@ -55,11 +61,11 @@ func (x *dialing) inOrder(ctx context.Context, addrs []netip.AddrPort) (*Conn, e
 			break
 		}
 	}
-	return nil, first
+	return none, first
 }
 
 // within connects to one address in its share of the time left for n.
-func (x *dialing) within(ctx context.Context, a netip.AddrPort, n int) (*Conn, error) {
+func (x *attempts[C]) within(ctx context.Context, a netip.AddrPort, n int) (C, error) {
 	ctx, cancel := share(ctx, n)
 	defer cancel()
 	return x.one(ctx, a)
@@ -76,12 +82,12 @@ func share(ctx context.Context, n int) (context.Context, context.CancelFunc) {
 
 // race tries the preferred addresses, and the others beside them once delay has
 // passed or the preferred have failed. A connection that comes second is closed.
-func (x *dialing) race(ctx context.Context, preferred, others []netip.AddrPort, delay time.Duration) (*Conn, error) {
+func (x *attempts[C]) race(ctx context.Context, preferred, others []netip.AddrPort, delay time.Duration) (none C, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel() // ends the slower one
 
 	type result struct {
-		c         *Conn
+		c         C
 		err       error
 		preferred bool
 	}
@@ -94,7 +100,7 @@ func (x *dialing) race(ctx context.Context, preferred, others []netip.AddrPort, 
 			select {
 			case results <- result{c, err, preferred}:
 			case <-over:
-				if c != nil {
+				if err == nil {
 					c.Close()
 				}
 			}
@@ -123,7 +129,7 @@ func (x *dialing) race(ctx context.Context, preferred, others []netip.AddrPort, 
 			start(others, false)
 		}
 		if running == 0 {
-			return nil, failed
+			return none, failed
 		}
 	}
 }

@@ -41,11 +41,12 @@ func (s *Stats) add(o *Stats) {
 	s.WriteBuffer += o.WriteBuffer
 }
 
-// DeviceStats sums up the connections of a device since the program started, closed
+// DeviceStats sums up the connections and the datagrams of a device since the program started, closed
 // ones included. Only Conns, ReadBuffer and WriteBuffer are of the moment.
 type DeviceStats struct {
 	Stats
-	Conns             uint64 // open now
+	Conns             uint64      // open now
+	Datagrams         PacketStats // of PacketConns, on the device that each was first on
 	Dials, DialErrors uint64
 	BadICRC           uint64 // packets dropped: changed on the way, or not RoCE
 	BadKey            uint64 // requests refused: memory that is not there or not the peer's to access
@@ -60,6 +61,9 @@ type totals struct {
 	mu   sync.Mutex
 	live map[*Conn]struct{}
 	past Stats // of closed connections
+
+	livePackets map[*PacketConn]struct{}
+	pastPackets PacketStats
 }
 
 var devices = struct {
@@ -74,7 +78,7 @@ func totalsOf(provider, device string) *totals {
 	key := [2]string{provider, device}
 	t := devices.m[key]
 	if t == nil {
-		t = &totals{provider: provider, device: device, live: map[*Conn]struct{}{}}
+		t = &totals{provider: provider, device: device, live: map[*Conn]struct{}{}, livePackets: map[*PacketConn]struct{}{}}
 		devices.m[key] = t
 	}
 	return t
@@ -133,7 +137,11 @@ func (t *totals) stats() DeviceStats {
 	defer t.mu.Unlock()
 	d := DeviceStats{
 		Stats: t.past, Conns: uint64(len(t.live)),
-		Dials: t.dials.Load(), DialErrors: t.dialErrors.Load(),
+		Dials: t.dials.Load(), DialErrors: t.dialErrors.Load(), Datagrams: t.pastPackets,
+	}
+	for c := range t.livePackets {
+		s := c.Stats()
+		d.Datagrams.add(&s)
 	}
 	for c := range t.live {
 		s := c.Stats()

@@ -1,6 +1,7 @@
 package dgram
 
 import (
+	"fmt"
 	"net/netip"
 	"sync"
 	"syscall"
@@ -55,6 +56,25 @@ func TestGroup(t *testing.T) {
 	require.NoError(t, write(other, Addr{IP: group1}, "from outside"))
 	w.hears(c, "from outside")
 	w.quiet(other)
+}
+
+// A member that does not read loses what exceeds its own buffer, and nobody else loses anything.
+func TestSlowMember(t *testing.T) {
+	w := newWorld(t)
+	slow, quick, a := w.socket(func(c *Config) { c.ReadBuffer = 16 * 4096 }), w.socket(), w.socket()
+	w.joins(slow, Join{Group: group1})
+	w.joins(quick, Join{Group: group1})
+	const n = 400
+	for i := range n {
+		require.NoError(t, write(a, Addr{IP: group1}, fmt.Sprint(i)))
+		w.hears(quick, fmt.Sprint(i))
+	}
+	require.Zero(t, quick.Stats().Dropped)
+	require.EqualValues(t, n-16, slow.Stats().Dropped)
+	for i := range 16 {
+		w.hears(slow, fmt.Sprint(i))
+	}
+	w.quiet(slow)
 }
 
 func TestGroupWays(t *testing.T) {
