@@ -20,7 +20,12 @@ const (
 	initialWindow = 96 << 10
 	maxWindow     = 8 << 20
 	floorPackets  = 4
-	grantBytes    = 16 << 10 // what a waiting queue pair gets in its turn
+
+	// turnBytes is what a queue pair gets in its turn where others wait behind it, if it has so much to send, and at
+	// most a quarter of the window. Turns of what happens to be free would soon be of a packet each, with an
+	// acknowledgement for each: TCP's silly window (RFC 813). The kernel takes so much at once.
+	turnBytes  = 64 << 10
+	grantBytes = 16 << 10 // what it gets at most where nobody does
 
 	// queueDelay is by how much a round trip may be longer than the shortest, on a short
 	// path, before slow start ends. A busy host delays packets, too.
@@ -107,7 +112,7 @@ func (c *congestion) take(r *rc, least, most int64) int64 {
 	}
 	room := c.window - c.inflight
 	if c.first != nil || room < least && c.inflight > 0 {
-		r.need = least
+		r.need, r.want = least, most
 		c.wait(r)
 		return 0
 	}
@@ -209,12 +214,15 @@ func (c *congestion) acquit() {
 }
 
 // wake gives those who wait their turn, first come first served, each with a
-// part of the room.
+// part of the room. There will be room as long as anything is in flight.
 func (c *congestion) wake(w *work) {
 	for c.first != nil {
 		room := c.window - c.inflight
 		r := c.first
 		need := max(c.packet, min(r.need, c.window/2))
+		if r.waitNext != nil {
+			need = max(need, min(r.want, turnBytes, c.window/4))
+		}
 		if room < need && c.inflight > 0 {
 			return
 		}

@@ -105,6 +105,64 @@ func TestQueuePairsShareThePath(t *testing.T) {
 	})
 }
 
+// TestTurnsAreWorthwhile: where many queue pairs wait for room each sends several packets in its turn, not one, with
+// one acknowledgement for all of them.
+func TestTurnsAreWorthwhile(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		net, a, b := pair(t, 1, simnet.Options{Rate: 500e6, Queue: 1 << 20, Delay: 50 * time.Microsecond})
+		const n, each, mtu = 64, 1 << 20, 4096
+		var wg sync.WaitGroup
+		before := net.Stats().Sent
+		for range n {
+			wake, notify := waker()
+			x, y := connected(a, b, link{mtu: mtu, notifyA: notify})
+			wg.Go(func() { stream(x, y, wake, each, 64<<10, 8) })
+		}
+		wg.Wait()
+		data := uint64(n * each / mtu)
+		again := a.dev.stats.retransmits.Load()
+		answers := net.Stats().Sent - before - data - again
+		t.Logf("%d answers to %d packets, %d of which were sent again", answers, data+again, again)
+		require.Less(t, answers, data/4)
+	})
+}
+
+func TestTurnsWhereOthersWait(t *testing.T) {
+	const packet = 1000 + packetOverhead
+	c := &congestion{packet: packet, window: 40 * packet, threshold: maxWindow}
+	var w work
+	var a, b, d rc
+	require.EqualValues(t, 40*packet, c.take(&a, packet, 100*packet))
+	require.Zero(t, c.take(&a, packet, 100*packet))
+	c.give(&w, packet)
+	require.Equal(t, []*rc{&a}, w.resume, "alone it goes on with a packet")
+	w.resume = nil
+	require.EqualValues(t, packet, c.take(&a, packet, 100*packet))
+	require.Zero(t, c.take(&a, packet, 100*packet))
+	require.Zero(t, c.take(&b, packet, 100*packet))
+	c.give(&w, 9*packet)
+	require.Empty(t, w.resume, "less than a quarter of the window")
+	c.give(&w, packet)
+	require.Equal(t, []*rc{&a}, w.resume)
+	w.resume = nil
+	require.EqualValues(t, 10*packet, c.take(&a, packet, 100*packet))
+	c.give(&w, packet)
+	require.Equal(t, []*rc{&b}, w.resume, "it is the last")
+	w.resume = nil
+	require.EqualValues(t, packet, c.take(&b, packet, 100*packet))
+
+	// Who has little to send does not wait for more, nor anybody where nothing is in flight.
+	require.Zero(t, c.take(&a, packet, 2*packet))
+	require.Zero(t, c.take(&b, packet, 100*packet))
+	c.give(&w, 2*packet)
+	require.Equal(t, []*rc{&a}, w.resume)
+	w.resume = nil
+	require.Zero(t, c.take(&d, packet, 100*packet))
+	c.window = 4 * packet
+	c.give(&w, c.inflight-3*packet)
+	require.Equal(t, []*rc{&b}, w.resume, "a quarter of the window is a packet")
+}
+
 func TestDeadQueuePairDoesNotHurtOthers(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		_, a, b := pair(t, 1, simnet.Options{Rate: 100e6, Queue: 200 << 10, Delay: 50 * time.Microsecond})

@@ -75,8 +75,9 @@ type requester struct {
 
 	inflight int64  // cost of what is between paid and nxt
 	paid     uint32 // between una and paid are probes, which take no room from others
-	granted  int64  // under congestion.mu, as are the next two
-	need     int64
+	granted  int64  // under congestion.mu, as are the next four
+	need     int64  // at least
+	want     int64  // what it could send
 	waiting  bool
 	waitNext *rc
 
