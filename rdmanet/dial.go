@@ -62,7 +62,7 @@ type Dialer struct {
 	Device string
 
 	// ReadBuffer and WriteBuffer limit the rings of the connection, in bytes. They
-	// start small and grow with use. 0: 1 MiB.
+	// start small and grow with use. 0: 2 MiB.
 	ReadBuffer  int
 	WriteBuffer int
 

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"strconv"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -75,6 +77,76 @@ func TestChunksLeaveRoom(t *testing.T) {
 			}
 			c.tx.open = true
 			c.tx.mu.Unlock()
+		})
+	}
+}
+
+// TestCork: behind much that is on its way, and while completions come, what does not fill its chunk waits for more, and never
+// for longer than until the first completion after corkTime.
+func TestCork(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		time.Sleep(time.Hour) // the time is long since any completion
+		part, full, base := &chunk{mem: make([]byte, 10), staged: 5}, &chunk{mem: make([]byte, 10), staged: 10}, &transmitter{}
+		newBusy := func() *transmitter {
+			return &transmitter{limit: defaultBuffer, flying: defaultBuffer / chunkShare, cur: part, completedAt: rc.Now()}
+		}
+		x := newBusy()
+		require.True(t, x.corked(part))
+		time.Sleep(time.Duration(corkTime) - 1)
+		x.completedAt = rc.Now()
+		require.True(t, x.corked(part), "more may come")
+		time.Sleep(1)
+		require.False(t, x.corked(part), "it has waited long enough")
+		require.True(t, x.corked(part), "what comes behind it waits again")
+
+		x = newBusy()
+		require.False(t, x.corked(full))
+		x.end = endShutdown
+		require.False(t, x.corked(part), "nothing more comes")
+		x = newBusy()
+		x.flying--
+		require.False(t, x.corked(part), "the peer may wait for it")
+		x = newBusy()
+		time.Sleep(time.Duration(corkTime) + 1)
+		require.False(t, x.corked(part), "a completion may be long in coming")
+		x = newBusy()
+		x.cur = full
+		require.False(t, x.corked(part), "nothing is added to it any more")
+		base.cur = &base.base
+		base.base = *part
+		require.False(t, base.corked(&base.base))
+	})
+}
+
+// TestCorkedTail: the end of a burst arrives, whatever it waited for.
+func TestCorkedTail(t *testing.T) {
+	for _, delay := range []time.Duration{5 * time.Microsecond, 10 * time.Millisecond} {
+		t.Run(delay.String(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, simnet.Options{Delay: delay})
+				c, s := w.pair()
+				data := pattern(0, 3<<20)
+				for range 3 {
+					wait := make(chan struct{})
+					go func() {
+						defer close(wait)
+						if !bytes.Equal(data, readN(t, s, len(data))) {
+							t.Error("data differ")
+						}
+					}()
+					for off, n := 0, 0; off < len(data); off += n {
+						n = min(len(data)-off, 10_000)
+						write(t, c, data[off:off+n])
+					}
+					<-wait
+					time.Sleep(time.Second)
+					c.tx.mu.Lock()
+					require.Zero(t, c.tx.flying)
+					require.Nil(t, c.tx.head)
+					require.Zero(t, c.tx.borrowed)
+					c.tx.mu.Unlock()
+				}
+			})
 		})
 	}
 }

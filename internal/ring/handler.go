@@ -48,6 +48,7 @@ func (h *handler) HandleCompletions(wcs []verbs.WC) {
 
 // arrivals is what a batch of completions says about the receiving half.
 type arrivals struct {
+	now      int64
 	receives int // to be posted now
 	alive    bool
 	wake     bool // the reader
@@ -69,7 +70,7 @@ func (in *arrivals) fail(err error) {
 }
 
 func (in *arrivals) take(c *Conn, wcs []verbs.WC) {
-	now := rc.Now()
+	in.now = rc.Now()
 	c.rx.mu.Lock()
 	defer c.rx.mu.Unlock()
 	for i := range wcs {
@@ -88,7 +89,7 @@ func (in *arrivals) take(c *Conn, wcs []verbs.WC) {
 			in.sends = true
 		case c.rx.err == nil:
 			c.rx.owed++
-			in.broke(in.arrived(c, wc, i, now))
+			in.broke(in.arrived(c, wc, i))
 		}
 	}
 	// The others are posted with the next credit, before it is given.
@@ -108,7 +109,7 @@ func (in *arrivals) broke(err error) {
 }
 
 // arrived takes one message of the peer, completion i of the batch.
-func (in *arrivals) arrived(c *Conn, wc *verbs.WC, i int, now int64) error {
+func (in *arrivals) arrived(c *Conn, wc *verbs.WC, i int) error {
 	if wc.Op != verbs.WCRecvWithImm {
 		return fmt.Errorf("%w: a SEND", ErrProtocol)
 	}
@@ -132,7 +133,7 @@ func (in *arrivals) arrived(c *Conn, wc *verbs.WC, i int, now int64) error {
 		if c.rc.Messages() {
 			written = v // nobody tells; memory that was never written is zero
 		}
-		err := c.rx.data(v, written, now)
+		err := c.rx.data(v, written, in.now)
 		in.wake = in.wake || c.rx.avail > before
 		return err
 	}
@@ -154,6 +155,9 @@ func (c *Conn) takeSends(wcs []verbs.WC, in *arrivals) {
 	t := &c.tx
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if in.sends {
+		t.completedAt = in.now
+	}
 	if in.sends || in.updates {
 		updates := t.err == nil
 		for i := range wcs {

@@ -359,7 +359,7 @@ func TestCToReceiver(t *testing.T) {
 func TestSegmentsGrow(t *testing.T) {
 	mem := &heapSegments{}
 	var r receiver
-	require.NoError(t, r.init(mem, 1<<20, 64, 256))
+	require.NoError(t, r.init(mem, defaultBuffer, 64, 256))
 	r.setPeer(2)
 	published := []descriptor{r.segs[0].descriptor()}
 	now, sizes := int64(0), []uint32{published[0].length}
@@ -392,9 +392,20 @@ func TestSegmentsGrow(t *testing.T) {
 		}
 	}
 	fill(int64(1000))
-	require.Equal(t, uint32(256<<10), sizes[len(sizes)-1], "%v", sizes)
+	last := func() int { return int(sizes[len(sizes)-1]) }
+	require.Equal(t, segCommon, last(), "%v", sizes)
+	for range 4 {
+		fill(int64(1000))
+	}
+	require.Equal(t, defaultBuffer/maxSegments, last(), "a stream that goes on: %v", sizes)
+	fill(segRush)
+	require.Equal(t, segCommon, last(), "not so fast: %v", sizes)
+	for range 10 {
+		fill(segRush)
+	}
+	require.Equal(t, segCommon, last())
 	fill(2 * segSlow)
-	require.Equal(t, uint32(segInitial), sizes[len(sizes)-1], "%v", sizes)
+	require.Equal(t, segInitial, last(), "%v", sizes)
 }
 
 // TestTwoOutstanding: with segments to spare no more than two are published ahead,

@@ -85,7 +85,7 @@ func TestSetReadBuffer(t *testing.T) {
 	require.Greater(t, s.Stats().ReadBuffer, 512<<10)
 	require.NoError(t, s.SetReadBuffer(0)) // the default
 	burst(8 << 20)
-	require.LessOrEqual(t, s.Stats().ReadBuffer, 1<<20)
+	require.LessOrEqual(t, s.Stats().ReadBuffer, defaultBuffer)
 }
 
 // TestSetWriteBuffer: it bounds what a Write takes that nobody reads, and raising it wakes one that waits.

@@ -21,6 +21,12 @@ const (
 	segFast = int64(50 * time.Millisecond)
 	segSlow = int64(time.Second)
 
+	// What is published cannot be taken back when a stream ends. So segments grow beyond segCommon only for one that goes on: when
+	// rushes of that size have filled within segRush each. Half as many let it be.
+	segCommon = 256 << 10
+	segRush   = int64(2 * time.Millisecond)
+	rushes    = 40
+
 	// windowInitial and windowMax bound the data messages that the peer may have on
 	// its way. windowSpare receives more are posted, for messages that need no credit,
 	// and because those consumed are posted again repostBatch at a time.
@@ -59,6 +65,7 @@ type receiver struct {
 	fill  int        // index of the first one that is not full
 	avail int        // unread bytes
 	size  int        // of the next segment
+	rush  int        // segments that filled within segRush lately
 	spare *segment   // read to its end and not yet published again
 	trash []*segment // to be given back by somebody who may close regions
 	sink  bool       // nobody reads any more: what comes is dropped
@@ -189,9 +196,9 @@ func (r *receiver) retire() {
 		switch took := s.full - s.first; {
 		case r.sink:
 		case took < segFast && r.avail < len(s.mem):
-			r.size = min(max(r.size, 2*len(s.mem)), r.maxSegment())
+			r.grow(len(s.mem), took)
 		case took > segSlow:
-			r.size = min(max(r.size/2, segInitial), r.maxSegment())
+			r.size, r.rush = min(max(r.size/2, segInitial), r.maxSegment()), 0
 		}
 		if r.spare != nil {
 			r.trash = append(r.trash, r.spare)
@@ -201,6 +208,22 @@ func (r *receiver) retire() {
 	r.fill -= len(r.segs) - len(kept)
 	clear(r.segs[len(kept):])
 	r.segs = kept
+}
+
+// grow makes the segments to come larger, after one of n bytes that filled fast.
+func (r *receiver) grow(n int, took int64) {
+	most := r.maxSegment()
+	if n >= segCommon {
+		if took < segRush {
+			r.rush = min(r.rush+1, rushes)
+		} else {
+			r.rush -= r.rush / 4
+		}
+	}
+	if r.rush < rushes/2 || r.rush < rushes && r.size <= segCommon {
+		most = min(most, segCommon)
+	}
+	r.size = min(max(r.size, 2*n), most)
 }
 
 // total is the receive memory there is.
@@ -283,7 +306,7 @@ func (r *receiver) shrink() []*segment {
 		free = append(free, r.spare)
 		r.spare = nil
 	}
-	r.size = min(segInitial, r.maxSegment())
+	r.size, r.rush = min(segInitial, r.maxSegment()), 0
 	return free
 }
 

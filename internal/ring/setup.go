@@ -14,8 +14,8 @@ import (
 
 // Config holds the options of a connection. Its zero value is a good one.
 type Config struct {
-	ReadBuffer  int           // limit of receive memory, bytes; 0: 1 MiB
-	WriteBuffer int           // limit of send memory, bytes; 0: 1 MiB
+	ReadBuffer  int           // limit of receive memory, bytes; 0: 2 MiB
+	WriteBuffer int           // limit of send memory, bytes; 0: 2 MiB
 	BusyPoll    time.Duration // how long a Read spins before it parks; 0: adaptive, negative: never
 
 	// Messages is how devices without immediates are used (iWARP), also on one that has them. Both
@@ -28,7 +28,7 @@ type Config struct {
 }
 
 const (
-	defaultBuffer = 1 << 20
+	defaultBuffer = 2 << 20
 	minBuffer     = 2 * rc.MinBlock
 
 	// sendDepth bounds the messages on their way. ctrlSlots of control messages may be

@@ -4,6 +4,7 @@ import (
 	"math/bits"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/go-rdma/rdma/internal/rc"
 	"github.com/go-rdma/rdma/internal/verbs"
@@ -15,6 +16,10 @@ const (
 	chunkFirst = 64 << 10
 	chunkMax   = 256 << 10
 	chunkShare = 4 // so many chunks fit into the send memory, at least
+
+	// corkTime is how long bytes that do not fill their chunk wait for more to go with, while much is on its way and the
+	// answers come fast.
+	corkTime = int64(200 * time.Microsecond)
 
 	// A completion is asked for after so many messages or bytes without one.
 	signalMessages = 16
@@ -83,8 +88,12 @@ type transmitter struct {
 	idle       *chunk // records to use again
 	borrowed   int    // bytes
 	limit      int
+	flying     int  // bytes of chunks that are posted and not completed
 	starved    bool // no memory was to be had; wait for what comes back
 	roomOnly   bool // the writer that waits wants to borrow
+
+	corkedAt    int64 // since when the youngest chunk waits to be filled; 0: it does not
+	completedAt int64 // when messages completed last
 
 	ctrl, ctrlSeq         int // control messages outstanding, and ever
 	quietMsgs, quietBytes int // since the last signaled request
@@ -164,7 +173,7 @@ func (c *Conn) borrow(n int) (*chunk, error) {
 	}
 	room := t.limit - t.borrowed
 	most := chunkFirst
-	if t.head != nil { // writes have queued up: more may come
+	if t.head != nil || t.busy() { // writes queue up: more may come
 		n = max(n, 4*rc.MinBlock, t.borrowed/2)
 	}
 	if t.borrowed > 0 {
@@ -299,6 +308,9 @@ func (t *transmitter) sendData() {
 		if t.q.Free() <= ctrlReserve {
 			return
 		}
+		if t.corked(ch) {
+			return
+		}
 		n := min(uint32(ch.staged-ch.posted), t.win.room())
 		if n == 0 {
 			if !t.stalled {
@@ -320,7 +332,33 @@ func (t *transmitter) sendData() {
 		t.q.Push(s, sent{kind: sentData, n: n, ch: ch})
 		t.messages++
 		t.bytes += uint64(n)
+		t.flying += int(n)
 	}
+}
+
+// busy tells whether so much is on its way that no peer waits for what comes next.
+func (t *transmitter) busy() bool { return t.flying >= max(chunkFirst, t.limit/chunkShare) }
+
+// corked tells whether what is unposted of ch waits for more, since few long messages cost less than many short ones. What is on
+// its way completes, and each completion comes here again; so nothing waits for longer than until the
+// first one after corkTime.
+func (t *transmitter) corked(ch *chunk) bool {
+	if ch != t.cur || ch == &t.base || ch.staged == len(ch.mem) || t.end > t.endSent || !t.busy() {
+		t.corkedAt = 0
+		return false
+	}
+	now := rc.Now()
+	if t.corkedAt == 0 {
+		if now-t.completedAt > corkTime {
+			return false // the next one is not expected soon
+		}
+		t.corkedAt = now
+	}
+	if now-t.corkedAt < corkTime {
+		return true
+	}
+	t.corkedAt = 0
+	return false
 }
 
 // signal tells whether a message of n bytes asks for a completion. What goes
@@ -417,6 +455,7 @@ func (c *Conn) completed(id uint64) {
 		switch s.kind {
 		case sentData:
 			if s.ch != nil {
+				t.flying -= int(s.n)
 				c.acked(s.ch, int(s.n))
 			}
 			continue
