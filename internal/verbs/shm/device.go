@@ -54,7 +54,6 @@ type device struct {
 	cqs     []*cq // by number; nil: free
 	freeCQs []uint32
 	qps     map[uint32]*qp
-	srqs    map[uint32]*srq
 }
 
 // newDevice makes a device that its caller uses.
@@ -63,7 +62,7 @@ func (p *Provider) newDevice() (*device, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &device{p: p, board: board, boardFd: fd, users: 1, settled: true, qps: make(map[uint32]*qp), srqs: make(map[uint32]*srq)}
+	d := &device{p: p, board: board, boardFd: fd, users: 1, settled: true, qps: make(map[uint32]*qp)}
 	d.rings.dev = d
 	d.notifier.init()
 	return d, nil
@@ -199,17 +198,11 @@ func (d *device) cq(num uint32) *cq {
 	return d.cqs[num]
 }
 
-// qp and srq find what has a number; nil: nothing.
+// qp finds a queue pair; nil: there is none.
 func (d *device) qp(num uint32) *qp {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.qps[num]
-}
-
-func (d *device) srq(num uint32) *srq {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.srqs[num]
 }
 
 // everyQP calls f with each queue pair there is.

@@ -175,7 +175,7 @@ func sendMessage(sock int, data []byte, fd int) error {
 		} else {
 			err = unix.Sendmsg(sock, data, unix.UnixRights(fd), nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
 		}
-		if err != unix.EINTR { //nolint:errorlint // a bare errno
+		if !errors.Is(err, unix.EINTR) {
 			return err
 		}
 	}

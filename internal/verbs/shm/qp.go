@@ -84,20 +84,19 @@ type qp struct {
 
 // sendWR is a send request.
 type sendWR struct {
-	id       uint64
-	op       verbs.Opcode
-	flags    verbs.SendFlags
-	status   verbs.Status // what is wrong with it on this side
-	imm      uint32       // or the key to invalidate
-	length   uint32
-	inlined  bool
-	inline   []byte
-	sgl      []piece
-	raddr    uint64
-	rkey     uint32
-	compare  uint64
-	swapAdd  uint64
-	borrowed bool // inline is the consumer's, until PostSend returns
+	id      uint64
+	op      verbs.Opcode
+	flags   verbs.SendFlags
+	status  verbs.Status // what is wrong with it on this side
+	imm     uint32       // or the key to invalidate
+	length  uint32
+	inlined bool
+	inline  []byte
+	sgl     []piece
+	raddr   uint64
+	rkey    uint32
+	compare uint64
+	swapAdd uint64
 }
 
 // newQP makes a queue pair in the state INIT.

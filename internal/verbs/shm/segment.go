@@ -79,7 +79,7 @@ func mapSegment(fd int, size uint64) (*mapping, error) {
 	if err := unix.Fstatfs(fd, &fs); err != nil {
 		return nil, os.NewSyscallError("fstatfs", err)
 	}
-	if int64(fs.Type) != unix.TMPFS_MAGIC {
+	if fs.Type != unix.TMPFS_MAGIC {
 		return nil, fmt.Errorf("segment on another file system: %w", syscall.EPROTO)
 	}
 	if size == 0 || size > maxSegment || size%uint64(pageSize) != 0 || uint64(int(size)) != size || int(size) < 0 || st.Size < int64(size) {

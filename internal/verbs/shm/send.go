@@ -62,7 +62,7 @@ func (q *qp) post(wr *verbs.SendWR) (full bool, err error) {
 	if q.head == q.tail {
 		q.tail++
 		if q.carryOut(e) {
-			e.inline, e.borrowed = nil, false
+			e.inline = nil // the consumer's
 			return false, nil
 		}
 		q.tail--
@@ -72,14 +72,19 @@ func (q *qp) post(wr *verbs.SendWR) (full bool, err error) {
 		q.grow()
 	}
 	p := &q.sq[q.tail&uint64(len(q.sq)-1)]
-	inline, sgl := p.inline, p.sgl
-	*p = *e
-	p.borrowed = false
-	p.inline = append(inline[:0], e.inline...)
-	p.sgl = append(sgl[:0], e.sgl...)
-	e.inline, e.borrowed = nil, false
+	p.keep(e)
+	e.inline = nil
 	q.tail++
 	return false, nil
+}
+
+// keep makes p a copy of e, with storage of its own.
+func (p *sendWR) keep(e *sendWR) {
+	p.inline = append(p.inline[:0], e.inline...)
+	p.sgl = append(p.sgl[:0], e.sgl...)
+	inline, sgl := p.inline, p.sgl
+	*p = *e
+	p.inline, p.sgl = inline, sgl
 }
 
 func (q *qp) grow() {
@@ -138,7 +143,7 @@ func (q *qp) prepare(e *sendWR, wr *verbs.SendWR) error {
 	e.raddr, e.rkey, e.compare, e.swapAdd = wr.RemoteAddr, wr.RKey, wr.Compare, wr.SwapAdd
 	e.sgl = e.sgl[:0]
 	if e.inlined = wr.Inline != nil; e.inlined {
-		e.inline, e.borrowed = wr.Inline, true
+		e.inline = wr.Inline
 		return nil
 	}
 	var rights verbs.Access

@@ -123,16 +123,20 @@ func connected(t testing.TB, a, b *Provider) (x, y *side) {
 	l, err := listenAt(b)
 	require.NoError(t, err)
 	defer l.Close()
-	done := make(chan error, 1)
+	type result struct {
+		s   *side
+		err error
+	}
+	done := make(chan result, 1)
 	go func() {
-		var err error
-		y, err = acceptFrom(ctx, l)
-		done <- err
+		s, err := acceptFrom(ctx, l)
+		done <- result{s, err}
 	}()
 	x, err = dialTo(ctx, a, l.Addr())
 	require.NoError(t, err)
-	require.NoError(t, <-done)
-	return x, y
+	r := <-done
+	require.NoError(t, r.err)
+	return x, r.s
 }
 
 // held counts what the kernel has of ours: mapped segments, and descriptors.

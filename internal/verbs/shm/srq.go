@@ -50,9 +50,6 @@ func (p *pd) CreateSRQ(attr *verbs.SRQAttr) (verbs.SRQ, error) {
 		p.unuse()
 		return nil, fmt.Errorf("shm: shared receive queue: %w", err)
 	}
-	p.dev.mu.Lock()
-	p.dev.srqs[s.id] = s
-	p.dev.mu.Unlock()
 	return s, nil
 }
 
@@ -185,11 +182,7 @@ func (s *srq) Close() error {
 	}
 	s.closed = true
 	s.mu.Unlock()
-	d := s.pd.dev
-	d.mu.Lock()
-	delete(d.srqs, s.id)
-	d.mu.Unlock()
-	d.retire(s.id, s.rq.block)
+	s.pd.dev.retire(s.id, s.rq.block)
 	s.pd.unuse()
 	return nil
 }
