@@ -48,6 +48,7 @@ func main() {
 	flag.IntVar(&p.count, "count", 1, "transfers in one direction before those in the other")
 	flag.IntVar(&p.iters, "iters", 100, "how often")
 	flag.IntVar(&p.warm, "warm", 0, "how often before it counts")
+	flag.BoolVar(&p.datagram, "datagrams", false, "send datagrams, all of them one way, of a server or client")
 	flag.DurationVar(&p.busy, "busy", 0, "rdmanet's BusyPoll")
 	flag.StringVar(&p.profile, "cpuprofile", "", "`file` for a CPU profile, of a server or client")
 	flag.Parse()

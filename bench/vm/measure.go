@@ -81,7 +81,7 @@ func measure(ctx context.Context, o *options, addr string) error {
 		var cs []contestant
 		for i := range all {
 			p := &all[i]
-			if (s.stream && !p.streams) || (!s.stream && !p.pings) || !pick.MatchString(s.name+", "+p.name) {
+			if !p.does(&s) || !pick.MatchString(s.name+", "+p.name) {
 				continue
 			}
 			cs = append(cs, newContestant(p, s, o.scale))

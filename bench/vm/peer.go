@@ -22,6 +22,7 @@ type peerOptions struct {
 	size, count, iters int
 	warm               int
 	busy               time.Duration
+	datagram           bool
 	profile            string
 }
 
@@ -43,6 +44,9 @@ type peerResult struct {
 
 // main runs the peer and prints its result.
 func (p *peerOptions) main(ctx context.Context) error {
+	if p.datagram {
+		return p.datagrams(ctx)
+	}
 	c, err := p.connect(ctx)
 	if err != nil {
 		return err

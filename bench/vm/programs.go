@@ -22,6 +22,7 @@ type shape struct {
 	size, count, iters int
 	warm               int // iters beforehand, where a program can
 	stream             bool
+	datagrams          bool // one way: a stream to the figures
 }
 
 var shapes = []shape{
@@ -29,6 +30,8 @@ var shapes = []shape{
 	{name: "stream, 4 KiB", size: 4 << 10, count: 256, iters: 6, warm: 1, stream: true},
 	{name: "stream, 64 KiB", size: 64 << 10, count: 32, iters: 6, warm: 1, stream: true},
 	{name: "stream, 1 MiB", size: 1 << 20, count: 4, iters: 4, warm: 1, stream: true},
+	{name: "datagrams, 64 B", size: 64, count: 1, iters: 4000, stream: true, datagrams: true},
+	{name: "datagrams, 1 KiB", size: 1 << 10, count: 1, iters: 4000, stream: true, datagrams: true},
 }
 
 // transfers of a sample, in both directions.
@@ -72,7 +75,10 @@ type program struct {
 	streams bool // it does streams
 	pings   bool // and round trips
 	warms   bool // it does what shape.warm says
-	args    func(s *shape, addr string, port int, client bool) []string
+
+	datagrams bool // it does these, and neither streams nor round trips
+
+	args func(s *shape, addr string, port int, client bool) []string
 
 	// start is called before each run of a server, whose arguments it adds to; nil: the kernel tells when it listens.
 	// What it returns waits for that.
@@ -90,6 +96,17 @@ const (
 	writeBWName = "ib_write_bw"
 )
 
+// does tells whether the program does what a shape says.
+func (p *program) does(s *shape) bool {
+	switch {
+	case s.datagrams:
+		return p.datagrams
+	case s.stream:
+		return p.streams
+	}
+	return p.pings
+}
+
 // programs are what is compared. exe is this program.
 func programs(exe string) []program {
 	ps := []program{
@@ -103,6 +120,9 @@ func programs(exe string) []program {
 	for _, p := range [][]string{{"ib_send_lat"}, {"ib_send_lat", "-e"}, {"ib_write_lat"}} {
 		ps = append(ps, program{name: strings.Join(p, " "), pings: true, args: perftestArgs(p...), read: readPerftest})
 	}
+	ps = append(ps,
+		program{name: rdmanetName, datagrams: true, args: datagramArgs(exe), read: readGo},
+		program{name: "ib_send_bw -c UD", datagrams: true, args: perftestArgs("ib_send_bw", "-c", "UD"), read: readPerftest})
 	return append(ps, program{name: writeBWName, streams: true, args: perftestArgs(writeBWName), read: readPerftest})
 }
 

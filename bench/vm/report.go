@@ -34,6 +34,7 @@ its rings start at 16 KiB and grow with use up to 1 MiB each; rstream cannot, an
 and SO_RCVBUF of 512 KiB, which make rings of 1 MiB). rstream polls without end (MSG_DONTWAIT), or blocks after 10 µs (-T b); rdmanet polls
 without end too (BusyPoll 100ms), or where that makes waits shorter, for 1 ms at most (no BusyPoll), or never (BusyPoll -1). perftest writes one
 way, as many bytes in all, 128 requests deep, from a buffer that nobody fills or reads; its figures are averages, those of latencies of halves of round trips; -e is with events.
+Datagrams go one way to a queue pair, in batches of 32; rdmanet's figure is the receiver's, from the first that arrives to the last.
 The embedded device (softroce) sends UDP over the loopback interface of a network namespace, since rdma_rxe holds the port in its own;
 rdma_rxe hands packets for its own address to itself, without UDP.
 `, o.rounds)

@@ -61,6 +61,14 @@ ip netns exec soft /bench -dial 127.0.0.1:7 -busy 0s -size 4096 -count 8 -iters 
 rstream -s 10.9.0.1 -p 7 -S 4096 -C 8 -I 3
 rstream -s 10.9.0.1 -p 7 -S 4096 -C 8 -I 3 -T b
 ib_write_bw -R -F -p 7 -s 4096 -n 48 10.9.0.1`
+	for _, p := range programs("/bench") {
+		if p.datagrams {
+			want += "\n" + map[bool]string{
+				true: "/bench -dial 10.9.0.1:7 -busy 0s -size 4096 -count 8 -iters 3 -warm 1 -datagrams", false: "ib_send_bw -c UD -R -F -p 7 -s 4096 -n 48 10.9.0.1",
+			}[p.name == rdmanetName]
+			lines = append(lines, strings.Join(p.args(&s, "10.9.0.1", 7, true), " "))
+		}
+	}
 	if got := strings.Join(lines, "\n"); got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
