@@ -217,7 +217,7 @@ func TestPeerClose(t *testing.T) {
 	require.NoError(t, err)
 	m2, err := p.Alloc(1, rpma.ReadSrc)
 	require.NoError(t, err)
-	ep, err := p.Listen("127.0.0.1:0")
+	ep, err := p.Listen(localAny)
 	require.NoError(t, err)
 	srq, err := p.NewSRQ(nil)
 	require.NoError(t, err)
@@ -232,11 +232,11 @@ func TestPeerClose(t *testing.T) {
 	}
 	_, err = p.Alloc(1, rpma.ReadSrc)
 	require.ErrorIs(t, err, net.ErrClosed)
-	_, err = p.Listen("127.0.0.1:0")
+	_, err = p.Listen(localAny)
 	require.Error(t, err)
 	_, err = p.NewSRQ(nil)
 	require.Error(t, err)
-	_, err = p.Dial(t.Context(), "127.0.0.1:1", nil)
+	_, err = p.Dial(t.Context(), local+":1", nil)
 	require.Error(t, err)
 
 	_, err = rpma.NewPeer(nil)

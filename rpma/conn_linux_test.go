@@ -31,7 +31,7 @@ func TestPrivateData(t *testing.T) {
 		assert.Equal(t, asked, s.PrivateData())
 		assert.Equal(t, append(long(m), make([]byte, 196-m)...), c.PrivateData())
 	}
-	ep, err := q.Listen("127.0.0.1:0")
+	ep, err := q.Listen(localAny)
 	require.NoError(t, err)
 	defer ep.Close()
 	cr, err := p.NewConnReq(t.Context(), ep.Addr().String(), nil)
@@ -54,7 +54,7 @@ func TestPrivateData(t *testing.T) {
 
 func TestRefused(t *testing.T) {
 	p, q := newPeer(t), newPeer(t)
-	ep, err := q.Listen("127.0.0.1:0")
+	ep, err := q.Listen(localAny)
 	require.NoError(t, err)
 	addr := ep.Addr().String()
 	for name, refuse := range map[string]func(r *rpma.ConnReq) error{
@@ -98,7 +98,7 @@ func TestRefused(t *testing.T) {
 
 func TestContexts(t *testing.T) {
 	p, q := newPeer(t), newPeer(t)
-	ep, err := q.Listen("127.0.0.1:0")
+	ep, err := q.Listen(localAny)
 	require.NoError(t, err)
 	defer ep.Close()
 	soon := func() context.Context {
@@ -114,8 +114,14 @@ func TestContexts(t *testing.T) {
 	_, err = cr.Connect(soon(), nil) // nobody accepts
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	require.Equal(t, rpma.EventUndefined, rpma.EventOf(err))
-	_, err = ep.Accept(soon(), nil)
-	require.ErrorIs(t, err, rpma.ErrNoEvent, "the request has gone with its peer")
+	// The request has gone with its peer; the kernel does not tell before it is answered.
+	if r, err := ep.Accept(soon(), nil); err == nil {
+		require.NotEqual(t, "127.0.0.1", local)
+		_, err = r.Connect(t.Context(), nil)
+		require.ErrorIs(t, err, syscall.ECONNABORTED)
+	} else {
+		require.ErrorIs(t, err, rpma.ErrNoEvent)
+	}
 
 	c, s := pair(t, p, q, pairOptions{client: &rpma.ConnConfig{SharedChannel: true, SQSize: 2}})
 	ev, err := c.NextEvent(t.Context())
@@ -262,9 +268,11 @@ func TestLongMessage(t *testing.T) {
 	require.Contains(t, []rpma.Status{rpma.StatusRemoteInvalid, rpma.StatusRemoteOp}, ce.Status)
 	got := next(t, s.CQ())
 	require.Equal(t, uint64(3), got.ID)
-	require.Equal(t, rpma.StatusLocalLength, got.Status)
 	<-s.Done()
-	require.ErrorIs(t, s.Err(), syscall.EMSGSIZE)
+	if got.Status != rpma.StatusLocalQP { // as rdma_rxe has it
+		require.Equal(t, rpma.StatusLocalLength, got.Status)
+		require.ErrorIs(t, s.Err(), syscall.EMSGSIZE)
+	}
 }
 
 // TestCloseWithEverything: closing one end or the other, whatever goes on, ends every call, and nothing is left.
@@ -398,7 +406,7 @@ func TestMixed(t *testing.T) {
 func TestManyConnections(t *testing.T) {
 	p, q := newPeer(t), newPeer(t)
 	own, far := alloc(t, p, 64, clientUse), alloc(t, q, 64, serverUse)
-	ep, err := q.Listen("127.0.0.1:0")
+	ep, err := q.Listen(localAny)
 	require.NoError(t, err)
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -440,7 +448,7 @@ func TestManyConnections(t *testing.T) {
 // TestCloseInAnyOrder: regions before connections, listeners before requests.
 func TestCloseInAnyOrder(t *testing.T) {
 	p, q := newPeer(t), newPeer(t)
-	ep, err := q.Listen("127.0.0.1:0")
+	ep, err := q.Listen(localAny)
 	require.NoError(t, err)
 	cr, err := p.NewConnReq(t.Context(), ep.Addr().String(), nil)
 	require.NoError(t, err)
@@ -457,7 +465,7 @@ func TestCloseInAnyOrder(t *testing.T) {
 	require.NoError(t, sr.Close())
 	require.ErrorIs(t, <-result, syscall.ECONNREFUSED)
 	require.NoError(t, cr.Close())
-	cr, err = p.NewConnReq(t.Context(), "127.0.0.1:9", nil)
+	cr, err = p.NewConnReq(t.Context(), local+":9", nil)
 	require.NoError(t, err)
 	require.NoError(t, cr.Close(), "never connected")
 }

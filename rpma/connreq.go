@@ -249,7 +249,7 @@ func (p *Peer) Listen(address string) (*Endpoint, error) {
 }
 
 // Accept waits for a request and makes the queues of its connection, as c says, which may be nil. Requests whose peer has given up
-// meanwhile are passed over. If the queues cannot be made, the peer is refused, and Accept fails. It fails with net.ErrClosed
+// meanwhile are passed over, as far as they are known; the Connect of others fails with ECONNABORTED. If the queues cannot be made, the peer is refused, and Accept fails. It fails with net.ErrClosed
 // after Close, and with [ErrNoEvent] when ctx ends.
 func (e *Endpoint) Accept(ctx context.Context, c *ConnConfig) (*ConnReq, error) {
 	const op = "accept"

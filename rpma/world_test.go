@@ -1,7 +1,9 @@
 package rpma_test
 
 import (
+	"cmp"
 	"context"
+	"os"
 	"testing"
 	"time"
 
@@ -12,10 +14,16 @@ import (
 	"github.com/go-rdma/rdma/rpma"
 )
 
-// newPeer is a peer on the embedded device, at 127.0.0.1. It must be closable in the end, and leave nothing registered.
+// local is the address of the device that most tests use: the embedded one, or another whose address RPMA_TEST_ADDR is.
+var local = cmp.Or(os.Getenv("RPMA_TEST_ADDR"), "127.0.0.1")
+
+// localAny is any port of it.
+var localAny = local + ":0"
+
+// newPeer is a peer on the device. It must be closable in the end, and leave nothing registered.
 func newPeer(t testing.TB) *rpma.Peer {
 	t.Helper()
-	d, err := rpma.LookupLocal("127.0.0.1")
+	d, err := rpma.LookupLocal(local)
 	require.NoError(t, err)
 	before, _, _ := rc.Usage()
 	p, err := rpma.NewPeer(d)
@@ -59,7 +67,7 @@ func pair(t testing.TB, client, server *rpma.Peer, o pairOptions) (*rpma.Conn, *
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	ep, err := server.Listen("127.0.0.1:0")
+	ep, err := server.Listen(localAny)
 	require.NoError(t, err)
 	defer ep.Close()
 	cr, err := client.NewConnReq(ctx, ep.Addr().String(), o.client)
