@@ -29,9 +29,10 @@ type Handler interface {
 // Poller is a completion queue with those who wait for it, and the role of poller. It
 // must not be copied.
 type Poller struct {
-	cq  verbs.CQ
-	one verbs.ArmPoller // cq, where it spares calls; else nil
-	h   Handler
+	cq   verbs.CQ
+	one  verbs.ArmPoller // cq, where it spares calls; else nil
+	seat verbs.Seat      // where cq has news, or nil
+	h    Handler
 
 	translate func(wcs []verbs.WC) // nil: completions are what they are
 
@@ -70,6 +71,9 @@ func (p *Poller) Open(dev verbs.Device, depth int, h Handler, busyPoll time.Dura
 	p.role.Store(rolePolling)
 	if p.cq, err = dev.CreateCQ(&verbs.CQAttr{Depth: depth, Notify: p.notify}); err == nil {
 		p.one, _ = p.cq.(verbs.ArmPoller)
+		if s, ok := p.cq.(verbs.Seater); ok {
+			p.seat = s.Seat()
+		}
 	}
 	return err
 }

@@ -197,3 +197,65 @@ func TestSpinWhereTimeStandsStill(t *testing.T) {
 		require.False(t, c.spinInside(NewSide(func() bool { return false }), now(), int64(time.Hour)))
 	})
 }
+
+// seatCQ has a seat. Who sits is there when completions are pushed, as if it had read them.
+type seatCQ struct {
+	*dearCQ
+	taken bool
+	sat   int
+	sit   func(done func() bool)
+}
+
+func (q *seatCQ) Seat() verbs.Seat { return q }
+
+func (q *seatCQ) Take() bool {
+	if q.taken || q.sit == nil {
+		return false
+	}
+	q.taken = true
+	return true
+}
+
+func (q *seatCQ) Sit(done func() bool) { q.sat++; q.sit(done) }
+func (q *seatCQ) Stand()               {}
+func (q *seatCQ) Leave()               { q.taken = false }
+
+// TestParkAtASeat: one who parks where completions come in handles them itself, and leaves the queue at rest, since it will come again.
+func TestParkAtASeat(t *testing.T) {
+	c, q, h, _ := newRester(t, time.Hour)
+	c.SetBusyPoll(-1)
+	seat := &seatCQ{dearCQ: c.one.(*dearCQ)}
+	c.seat = seat
+	want := uint64(0)
+	h.a = NewSide(func() bool { return h.next.Load() >= want })
+	seat.sit = func(done func() bool) {
+		require.True(t, c.armed.Load())
+		require.False(t, done())
+		q.push(verbs.WC{ID: h.next.Load()})
+		require.True(t, done())
+	}
+	for range 10 {
+		want = h.next.Load() + 1
+		require.NoError(t, c.Wait(h.a))
+		require.False(t, seat.taken)
+		require.Zero(t, c.parked.Load())
+	}
+	require.Equal(t, 10, seat.sat)
+	require.False(t, c.armed.Load(), "it will come again")
+
+	// The condition became true while the queue was armed.
+	q.push(verbs.WC{ID: h.next.Load()})
+	want = h.next.Load() + 1
+	require.NoError(t, c.Wait(h.a))
+	require.Equal(t, 10, seat.sat)
+	require.False(t, seat.taken)
+
+	// One that could end by a channel does not sit.
+	done := make(chan struct{})
+	close(done)
+	want = h.next.Load() + 1
+	h.a.SetDone(done)
+	require.NoError(t, c.Wait(h.a))
+	require.Equal(t, 10, seat.sat)
+	require.False(t, seat.taken)
+}

@@ -83,17 +83,34 @@ func (p *Poller) Wait(s *Side) error {
 			return s.waiter.Err()
 		}
 	}
+	return p.park(s)
+}
+
+// park sleeps until the side is signaled: where the provider's news come in, if nobody else is there.
+func (p *Poller) park(s *Side) (err error) {
+	sits := p.seat != nil && s.done == nil && p.seat.Take()
 	p.parked.Add(1)
 	s.parked.Store(p)
 	p.Attend()
 	if s.ready() {
 		s.unpark()
+		if sits {
+			p.seat.Leave()
+		}
 		return nil
 	}
 	p.parks.Add(1)
 	start := now()
-	err := s.waiter.WaitOr(s.done)
-	s.spin.slept(now() - start)
+	if sits {
+		err = s.waiter.WaitAt(&p.seat)
+	} else {
+		err = s.waiter.WaitOr(s.done)
+	}
+	end := now()
+	if sits {
+		p.lastMet.Store(end)
+	}
+	s.spin.slept(end - start)
 	s.unpark()
 	p.wakeups.Add(1)
 	return err

@@ -42,6 +42,31 @@ type ArmPoller interface {
 	PollOrArm(wc []WC, spin time.Duration, arm bool) (n int, armed bool, err error)
 }
 
+// Seater is a CQ of a provider at whose source of news a goroutine can wait instead of being woken by one that waits there.
+type Seater interface {
+	CQ
+
+	// Seat returns the place, which several queues may share, or nil.
+	Seat() Seat
+}
+
+// Seat is a place for one goroutine at a time, see [Waiter.WaitAt].
+type Seat interface {
+	// Take reserves the place, if it is free. It comes before the arming of what shall be heard of, so that the
+	// provider does not have a goroutine of its own hear of it.
+	Take() bool
+
+	// Sit waits until done says so, or the place is no good any more. Meanwhile the provider's work is done on
+	// the caller's goroutine: Notify of any queue may be called, so the caller holds no lock that handlers take.
+	Sit(done func() bool)
+
+	// Stand has Sit ask done again. Anybody may call it.
+	Stand()
+
+	// Leave gives the place up. It follows each Take that was successful.
+	Leave()
+}
+
 // WC is a work completion. Of one that failed, only ID, Status, QPN and
 // VendorErr are meaningful.
 type WC struct {

@@ -3,6 +3,7 @@ package verbs
 import (
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -14,7 +15,9 @@ import (
 // who wakes makes the condition true first. A Wake with nobody parked is kept
 // for the next Wait.
 type Waiter struct {
-	wake chan struct{} // capacity 1
+	wake  chan struct{} // capacity 1
+	woken func() bool   // a Wake is kept
+	at    atomic.Pointer[Seat]
 
 	mu       sync.Mutex
 	timer    *time.Timer
@@ -24,12 +27,19 @@ type Waiter struct {
 }
 
 // NewWaiter returns a Waiter without deadline.
-func NewWaiter() *Waiter { return &Waiter{wake: make(chan struct{}, 1)} }
+func NewWaiter() *Waiter {
+	w := &Waiter{wake: make(chan struct{}, 1)}
+	w.woken = func() bool { return len(w.wake) > 0 }
+	return w
+}
 
 // Wake lets the parked goroutine, or the next one to park, go on.
 func (w *Waiter) Wake() {
 	select {
 	case w.wake <- struct{}{}:
+		if seat := w.at.Load(); seat != nil {
+			(*seat).Stand()
+		}
 	default:
 	}
 }
@@ -64,6 +74,20 @@ func (w *Waiter) WaitOr(done <-chan struct{}) error {
 	case <-w.wake:
 	case <-done:
 	}
+	return w.Err()
+}
+
+// WaitAt is Wait at a seat that was taken, and leaves it.
+func (w *Waiter) WaitAt(seat *Seat) error {
+	if err := w.Err(); err != nil {
+		(*seat).Leave()
+		return err
+	}
+	w.at.Store(seat)
+	(*seat).Sit(w.woken)
+	w.at.Store(nil)
+	(*seat).Leave()
+	<-w.wake
 	return w.Err()
 }
 

@@ -49,6 +49,7 @@ type device struct {
 	groups   groupTable
 	polling  atomic.Int32 // consumers that are reading the network
 	spins    spinning
+	seat     seat
 	holds    holding
 	madPSN   atomic.Uint32
 	stats    counters
@@ -69,7 +70,8 @@ func newDevice(cfg *Config, slot uint8) (*device, error) {
 		return nil, err
 	}
 	d.conn = conn
-	d.spins.net, _ = conn.(quieter)
+	d.spins.net, _ = conn.(attended)
+	d.seat.dev = d
 	go d.notifier.run()
 	return d, nil
 }

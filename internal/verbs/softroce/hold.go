@@ -56,8 +56,24 @@ func (h *holding) add(w *work, r *rc) {
 	r.hold.at = len(h.list)
 	h.list = append(h.list, r)
 	h.n.Store(int32(len(h.list)))
-	if h.timed || d.polling.Load() == 0 {
-		return // the goroutine that reads the network is about to be idle
+	if d.polling.Load() > 0 {
+		h.start(d)
+	} // else the one who reads the network is about to be idle, or sees to it otherwise
+}
+
+// limit sees to it that what is held now is not held for long.
+func (h *holding) limit(d *device) {
+	if h.n.Load() > 0 {
+		h.mu.Lock()
+		h.start(d)
+		h.mu.Unlock()
+	}
+}
+
+// start starts the timer, if it is not pending. h.mu is held.
+func (h *holding) start(d *device) {
+	if h.timed {
+		return
 	}
 	h.timed = true
 	if h.timer == nil {
@@ -93,6 +109,13 @@ func (h *holding) timeout(d *device) {
 	}
 	h.mu.Unlock()
 	h.giveAll(d)
+}
+
+// giveOld sends all that are held if one of them is for long.
+func (h *holding) giveOld(d *device) {
+	if h.n.Load() > 0 && d.now()-h.since.Load() >= int64(holdTimeout/2) {
+		h.giveAll(d)
+	}
 }
 
 // giveAll sends all that are held.

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/go-rdma/rdma/internal/verbs"
+	"github.com/go-rdma/rdma/internal/verbs/softroce/netio"
 )
 
 const (
@@ -22,24 +23,27 @@ const (
 	restTime  = time.Millisecond
 )
 
-// quieter is a network whose own goroutine need not be woken for what consumers find by Poll, and which tells when it
-// is idle. Yield lets other threads run: the one to answer may want this very processor.
-type quieter interface {
-	Quiet(on bool)
+// attended is a network whose own goroutine need not be woken for what consumers find by Poll or read where they wait, and which
+// tells when it is idle. Yield lets other threads run: the one to answer may want this very processor.
+type attended interface {
+	Attend(who netio.Attention)
 	Yield()
+	Sit(done func() bool)
+	Stand()
 }
 
-// spinning is what a device's consumers do that spin: while there are some they read the network. That its goroutine
+// spinning is what a device's consumers do that spin or sit: while there are some they read the network. That its goroutine
 // is woken for each packet, too, would cost a thread that finds nothing and takes a processor from who has to answer.
 type spinning struct {
-	net   quieter      // nil: it cannot be quiet
+	net   attended     // nil: its goroutine is needed always
 	armed atomic.Int32 // completion queues: somebody wants to be told
 
 	active atomic.Int32 // n
 
 	mu    sync.Mutex
-	n     int
-	quiet bool
+	n     int   // who spin
+	sits  bool  // somebody sits, see seat
+	away  bool  // the network's goroutine sleeps on
 	soon  bool  // the one at hand came soon after the last
 	ended int64 // when the last one ended
 	timer Timer // of rest
@@ -52,12 +56,29 @@ func (s *spinning) begin(now int64) {
 	}
 	s.mu.Lock()
 	s.active.Add(1)
-	if s.n++; s.n == 1 {
+	s.came(now)
+	s.n++
+	s.net.Attend(netio.ByNobody)
+	s.mu.Unlock()
+}
+
+// sit is begin for who is going to sit.
+func (s *spinning) sit(now int64) {
+	s.mu.Lock()
+	s.came(now)
+	s.sits = true
+	if s.n == 0 {
+		s.net.Attend(netio.BySitter)
+	}
+	s.mu.Unlock()
+}
+
+// came is called with the lock held.
+func (s *spinning) came(now int64) {
+	if s.n == 0 && !s.sits {
 		s.soon = now-s.ended < soonAgain
 	}
-	s.quiet = true
-	s.net.Quiet(true) // the socket with the traffic may be another one by now
-	s.mu.Unlock()
+	s.away = true
 }
 
 // end ends a spin. back tells that the caller is sure to come again unless it arms its queue.
@@ -65,56 +86,75 @@ func (s *spinning) end(d *device, back bool) {
 	if s.net == nil {
 		return
 	}
-	now := d.now()
 	s.mu.Lock()
-	s.ended = now
 	s.active.Add(-1)
-	if s.n--; s.n == 0 {
-		if !back && !s.soon {
-			s.loud()
-		} else if !s.timed {
-			s.timed = true
-			if s.timer == nil {
-				s.timer = d.clock.AfterFunc(restTime, func() { s.restOver(d) })
-			} else {
-				s.timer.Reset(restTime)
-			}
-		}
-	}
+	s.n--
+	s.went(d, back)
 	s.mu.Unlock()
 	s.attend()
 }
 
-// loud has the network's goroutine woken again.
-func (s *spinning) loud() {
-	if s.quiet {
-		s.quiet = false
-		s.net.Quiet(false)
+// rise ends what sit began. It tells whether restOver sees to what is held.
+func (s *spinning) rise(d *device) (rests bool) {
+	s.mu.Lock()
+	s.sits = false
+	s.went(d, false)
+	rests = s.away && s.timed
+	s.mu.Unlock()
+	return s.attend() && rests
+}
+
+// went is called with the lock held.
+func (s *spinning) went(d *device, back bool) {
+	s.ended = d.now()
+	switch {
+	case s.n > 0:
+	case s.sits:
+		s.net.Attend(netio.BySitter)
+	case !back && !s.soon:
+		s.loud()
+	case !s.timed:
+		s.timed = true
+		if s.timer == nil {
+			s.timer = d.clock.AfterFunc(restTime, func() { s.restOver(d) })
+		} else {
+			s.timer.Reset(restTime)
+		}
 	}
 }
 
-// attend follows what may have been the last end while a queue is armed, and the arming of one.
-func (s *spinning) attend() {
+// loud has the network's goroutine woken again.
+func (s *spinning) loud() {
+	if s.away {
+		s.away = false
+		s.net.Attend(netio.ByOwn)
+	}
+}
+
+// attend follows what may have been the last end while a queue is armed, and the arming of one. It tells whether none is.
+func (s *spinning) attend() (none bool) {
 	if s.net == nil || s.armed.Load() == 0 {
-		return
+		return true
 	}
 	s.mu.Lock()
-	if s.n == 0 {
+	if s.n == 0 && !s.sits {
 		s.loud()
 	}
 	s.mu.Unlock()
+	return false
 }
 
-// restOver ends a rest that nobody has interrupted.
+// restOver ends a rest that nobody has interrupted. Who is there now sets the timer again in the end.
 func (s *spinning) restOver(d *device) {
+	defer d.holds.giveOld(d) // later, without the lock
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.timed = false
-	if !s.quiet {
+	if !s.away || s.n > 0 || s.sits {
 		return
 	}
 	left := time.Duration(s.ended-d.now()) + restTime
-	if s.n == 0 && left <= 0 {
+	if left <= 0 {
 		s.loud()
 		return
 	}

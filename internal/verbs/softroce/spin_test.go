@@ -9,32 +9,44 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-rdma/rdma/internal/verbs"
+	"github.com/go-rdma/rdma/internal/verbs/softroce/netio"
 	"github.com/go-rdma/rdma/internal/verbs/softroce/wire"
 )
 
-// quietNet remembers whether its goroutine shall sleep.
+// quietNet remembers who shall attend to it. Who sits waits until it shall stand.
 type quietNet struct {
 	mu      sync.Mutex
-	quiet   bool
+	who     netio.Attention
 	changes int
+	stand   chan struct{}
 }
 
-func (n *quietNet) Quiet(on bool) {
+func (n *quietNet) Attend(who netio.Attention) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.quiet != on {
-		n.quiet = on
+	if n.who != who {
+		n.who = who
 		n.changes++
 	}
 }
 
 func (n *quietNet) Yield() {}
 
-func (n *quietNet) on() bool {
+func (n *quietNet) Sit(done func() bool) {
+	for !done() {
+		<-n.stand
+	}
+}
+
+func (n *quietNet) Stand() { n.stand <- struct{}{} }
+
+func (n *quietNet) is() netio.Attention {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.quiet
+	return n.who
 }
+
+func (n *quietNet) on() bool { return n.is() != netio.ByOwn }
 
 // TestSpin: while consumers spin the network is quiet, and at once no longer when one of them wants to be told.
 func TestSpin(t *testing.T) {

@@ -61,7 +61,8 @@ type rxSock struct {
 	v6    bool
 	fd    int
 	watch watch
-	index int // of a group: the interface whose packets it takes; 0: no group
+	seat  watch // made when somebody sits for the first time
+	index int   // of a group: the interface whose packets it takes; 0: no group
 
 	// misses counts the reads by Poll since there was something.
 	misses atomic.Uint32
@@ -78,7 +79,7 @@ type rxSock struct {
 
 func (u *UDP) newRxSock(fd int, v6 bool) (*rxSock, error) {
 	s := &rxSock{u: u, v6: v6, fd: fd}
-	if err := s.watch.open(fd); err != nil {
+	if err := s.watch.open(fd, true); err != nil {
 		_ = unix.Close(fd)
 		return nil, err
 	}
@@ -90,7 +91,12 @@ func (u *UDP) newRxSock(fd int, v6 bool) (*rxSock, error) {
 // start begins to read.
 func (s *rxSock) start() {
 	s.u.wg.Go(func() {
-		s.watch.run(s.drain)
+		s.watch.run(func() (closed bool) {
+			if closed = s.drain(); !closed {
+				s.u.idle()
+			}
+			return closed
+		})
 	})
 }
 
@@ -102,6 +108,7 @@ func (s *rxSock) close() {
 	s.mu.Unlock()
 	if !closed {
 		s.watch.close()
+		s.seat.close()
 		_ = unix.Close(s.fd)
 	}
 }
@@ -121,15 +128,19 @@ func (s *rxSock) drain() (closed bool) {
 		case e == 0 && more:
 			failures = 0
 		case e == 0, e == unix.EAGAIN:
-			if s.u.idler != nil {
-				s.u.idler.HandleIdle()
-			}
 			return false
 		default: // an error that the network left at a connected socket; reading takes it off
 			failures++
 		}
 	}
 	return false
+}
+
+// idle tells the handler that its caller is about to sleep.
+func (u *UDP) idle() {
+	if u.idler != nil {
+		u.idler.HandleIdle()
+	}
 }
 
 // Poll reads the sockets where there is traffic, each once.

@@ -38,8 +38,9 @@ type UDP struct {
 
 	hot atomic.Pointer[rxSock] // where traffic was last
 
-	quietMu   sync.Mutex
-	quietSock *rxSock // whose goroutine is not woken
+	awayMu sync.Mutex
+	away   *rxSock // whose goroutine is not woken
+	sits   sitting
 
 	prefMu    sync.Mutex
 	pref      map[prefKey]*preferred // nil once closed
@@ -90,6 +91,7 @@ func Listen(cfg Config) (*UDP, error) {
 	u.groupSocks.Store(new([]*rxSock))
 	u.rxFree.new = newRxState
 	u.txFree.new = newTxState
+	u.sits.read = u.sitRead
 
 	var firstErr error
 	for _, v6 := range []bool{false, true} {

@@ -1,6 +1,7 @@
 package netio
 
 import (
+	"net"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -14,7 +15,7 @@ import (
 type watch struct {
 	fd int
 	ep int
-	f  *os.File
+	f  *os.File // nil: not open yet
 	rc syscall.RawConn
 
 	mu     sync.Mutex // held while off or closed changes
@@ -22,25 +23,33 @@ type watch struct {
 	closed bool
 }
 
-// open begins to watch fd, which stays the caller's.
-func (w *watch) open(fd int) error {
+// open begins to watch fd, which stays the caller's, or is quiet at first.
+func (w *watch) open(fd int, on bool) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.closed {
+		return net.ErrClosed
+	}
 	ep, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	if err != nil {
 		return os.NewSyscallError("epoll_create1", err)
 	}
 	w.fd, w.ep = fd, ep
-	if err = w.ctl(unix.EPOLL_CTL_ADD, true); err == nil {
+	w.off.Store(!on)
+	if err = w.ctl(unix.EPOLL_CTL_ADD, on); err == nil {
 		err = unix.SetNonblock(ep, true) // the runtime's poller takes no others
 	}
 	if err != nil {
 		_ = unix.Close(ep)
 		return err
 	}
-	w.f = os.NewFile(uintptr(ep), "udp")
-	if w.rc, err = w.f.SyscallConn(); err != nil {
-		_ = w.f.Close()
+	f := os.NewFile(uintptr(ep), "udp")
+	if w.rc, err = f.SyscallConn(); err != nil {
+		_ = f.Close()
+		return err
 	}
-	return err
+	w.f = f
+	return nil
 }
 
 // run calls readable whenever the socket may be, until it returns true or the watch is closed.
@@ -84,27 +93,9 @@ func (w *watch) close() {
 	defer w.mu.Unlock()
 	if !w.closed {
 		w.closed = true
-		_ = w.f.Close()
-	}
-}
-
-// Quiet has the goroutine of the socket with the traffic sleep on when packets arrive, for who calls Poll again and again
-// takes them, or ends that.
-func (u *UDP) Quiet(on bool) {
-	var s *rxSock
-	if on {
-		s = u.hot.Load()
-	}
-	u.quietMu.Lock()
-	defer u.quietMu.Unlock()
-	if s == u.quietSock {
-		return
-	}
-	if u.quietSock != nil {
-		u.quietSock.watch.setQuiet(false)
-	}
-	if u.quietSock = s; s != nil {
-		s.watch.setQuiet(true)
+		if w.f != nil {
+			_ = w.f.Close()
+		}
 	}
 }
 

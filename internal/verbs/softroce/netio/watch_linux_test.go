@@ -34,12 +34,12 @@ func TestQuiet(t *testing.T) {
 		t.Helper()
 		require.Eventually(t, func() bool { return h.n.Load() == n }, 5*time.Second, time.Millisecond)
 	}
-	rx.Quiet(true)
+	rx.Attend(ByNobody)
 	send()
 	arrived(1) // no socket had traffic yet, so none is quiet
 	for n := int64(1); n < 20; n += 3 {
-		rx.Quiet(true)
-		rx.Quiet(true)
+		rx.Attend(ByNobody)
+		rx.Attend(ByNobody)
 		send()
 		time.Sleep(2 * time.Millisecond)
 		require.Equal(t, n, h.n.Load(), "taken by the goroutine")
@@ -50,30 +50,30 @@ func TestQuiet(t *testing.T) {
 		send()
 		time.Sleep(time.Millisecond)
 		require.Equal(t, n+1, h.n.Load())
-		rx.Quiet(false)
+		rx.Attend(ByOwn)
 		arrived(n + 2)
 		send()
 		arrived(n + 3)
 	}
 
 	// Where the traffic goes by another socket, that one becomes quiet.
-	rx.Quiet(true)
-	require.Same(t, rx.hot.Load(), rx.quietSock)
-	old := rx.quietSock
+	rx.Attend(ByNobody)
+	require.Same(t, rx.hot.Load(), rx.away)
+	old := rx.away
 	other := new(rxSock)
 	other.watch = watch{fd: -1, ep: -1, closed: true}
 	rx.hot.Store(other)
-	rx.Quiet(true)
-	require.Same(t, other, rx.quietSock)
+	rx.Attend(ByNobody)
+	require.Same(t, other, rx.away)
 	require.False(t, old.watch.quiet())
-	rx.Quiet(false)
-	require.Nil(t, rx.quietSock)
+	rx.Attend(ByOwn)
+	require.Nil(t, rx.away)
 
 	// A socket that is closed while it is quiet.
 	rx.hot.Store(old)
-	rx.Quiet(true)
+	rx.Attend(ByNobody)
 	require.NoError(t, rx.Close())
-	rx.Quiet(false)
+	rx.Attend(ByOwn)
 }
 
 // TestQuietOfABusySocket: whatever is switched when, no packet stays in the socket.
@@ -88,11 +88,11 @@ func TestQuietOfABusySocket(t *testing.T) {
 	go func() {
 		defer close(done)
 		for i := range 2000 {
-			rx.Quiet(true)
+			rx.Attend(ByNobody)
 			if i%3 == 0 {
 				rx.Poll()
 			}
-			rx.Quiet(false)
+			rx.Attend(ByOwn)
 		}
 	}()
 	const packets = 500
