@@ -113,7 +113,7 @@ func TestTransport(t *testing.T) {
 				c, err := client.Dial(ctx, pc.LocalAddr(), clientTLS, nil)
 				require.NoError(t, err)
 				for range 3 {
-					wg.Go(func() { question(t, ctx, c) })
+					wg.Go(func() { question(ctx, t, c) })
 				}
 				wg.Wait()
 				assert.NoError(t, c.CloseWithError(0, ""))
@@ -124,7 +124,7 @@ func TestTransport(t *testing.T) {
 	}
 }
 
-func question(t *testing.T, ctx context.Context, c *quic.Conn) {
+func question(ctx context.Context, t *testing.T, c *quic.Conn) {
 	s, err := c.OpenStreamSync(ctx)
 	if !assert.NoError(t, err) {
 		return
