@@ -52,6 +52,9 @@ func caseNamed(name string) (benchCase, error) {
 
 // ops are what one of the case's operations consists of; the last one tells of its end.
 func (c *benchCase) ops(e *end, at int) []rpma.Op {
+	if e.oneBuffer {
+		at = 0
+	}
 	own, far := e.mr.Slice(at*maxSize, c.size), e.remote.Slice(uint64(at)*maxSize, c.size)
 	switch c.op {
 	case "Read":

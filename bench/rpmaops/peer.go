@@ -18,6 +18,8 @@ type end struct {
 	conn   *rpma.Conn
 	mr     *rpma.MR
 	remote rpma.RemoteMR
+
+	oneBuffer bool // all operations are on the same memory, as perftest's are
 }
 
 const receives = 4 * maxDepth
@@ -114,6 +116,7 @@ func dialOnce(ctx context.Context, o *options) error {
 	if err != nil {
 		return err
 	}
+	e.oneBuffer = true
 	f, err := c.measure(ctx, e, o.sample)
 	if err = errors.Join(err, e.close()); err != nil {
 		return err
