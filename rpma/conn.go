@@ -49,6 +49,7 @@ type Conn struct {
 	waning   atomic.Bool // requests were flushed, and a timer runs
 	shut     atomic.Bool // Close is done with what completes
 	turn     atomic.Uint32
+	ready    func() bool // anything
 
 	closing  sync.Once
 	closeErr error
@@ -89,17 +90,20 @@ func newConn(p *Peer, id verbs.CMID, cfg *ConnConfig) (*Conn, error) {
 		return nil, err
 	}
 	if srq != nil {
-		if err := srq.use(); err != nil {
+		if err := srq.hold(); err != nil {
 			p.end(op)
 			return nil, opError(op, err)
 		}
 	}
 	if err := c.make(cfg, sq, rq); err != nil {
 		if srq != nil {
-			srq.unuse()
+			srq.release(nil)
 		}
 		p.end(op)
 		return nil, opError(op, err)
+	}
+	if srq != nil {
+		srq.add(c)
 	}
 	return c, nil
 }
@@ -117,6 +121,7 @@ func (c *Conn) make(cfg *ConnConfig, sq, rq int) (err error) {
 		depth += len(c.srq.q.ids)
 	}
 	c.bell.poller = &c.poller
+	c.ready = c.anything
 	c.initCQ(&c.cq, cfg.SharedChannel)
 	if rcq {
 		c.rcq = new(CQ)
@@ -241,13 +246,18 @@ func (h *handler) HandleCompletions(wcs []verbs.WC) {
 	if alive {
 		c.keep.Touch()
 	}
+	c.failed(failed, flushed)
+	c.bell.ring()
+}
+
+// failed is told that a request has failed, or that some were flushed.
+func (c *Conn) failed(err error, flushed bool) {
 	switch {
-	case failed != nil:
-		c.finish(EventLost, failed)
+	case err != nil:
+		c.finish(EventLost, err)
 	case flushed:
 		c.flushed()
 	}
-	c.bell.ring()
 }
 
 // failure is the error of a connection of which a request failed.
@@ -315,7 +325,7 @@ func (c *Conn) Wait(ctx context.Context) (cq *CQ, recv bool, err error) {
 			}
 			return nil, false, &Error{Op: op, Code: ErrNoCompletion, Err: c.Err()}
 		}
-		if err := c.bell.wait(ctx, op, c.anything); err != nil {
+		if err := c.bell.wait(ctx, op, c.ready); err != nil {
 			return nil, false, err
 		}
 	}
@@ -399,7 +409,7 @@ func (c *Conn) close() error {
 		err = e
 	}
 	if c.srq != nil {
-		c.srq.unuse()
+		c.srq.release(c)
 	}
 	c.peer.end("connection")
 	return err

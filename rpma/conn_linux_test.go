@@ -2,6 +2,7 @@ package rpma_test
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net"
 	"runtime"
@@ -39,7 +40,8 @@ func TestPrivateData(t *testing.T) {
 	_, err = cr.Connect(t.Context(), long(57))
 	require.ErrorIs(t, err, rpma.ErrInvalid)
 	require.ErrorIs(t, cr.Reject(nil), rpma.ErrInvalid, "nobody has asked")
-	go cr.Connect(t.Context(), long(56)) // it is not used up
+	refused := make(chan error, 1)
+	go func() { _, err := cr.Connect(t.Context(), long(56)); refused <- err }() // it is not used up
 	sr, err := ep.Accept(t.Context(), nil)
 	require.NoError(t, err)
 	_, err = sr.Connect(t.Context(), long(197))
@@ -49,7 +51,30 @@ func TestPrivateData(t *testing.T) {
 	_, err = sr.Connect(t.Context(), nil)
 	require.ErrorIs(t, err, rpma.ErrInvalid, "used up")
 	require.NoError(t, sr.Close())
+	require.ErrorIs(t, <-refused, syscall.ECONNREFUSED)
 	require.NoError(t, cr.Close())
+}
+
+// TestCloseWhileConnecting: either side's request can be given up at any moment.
+func TestCloseWhileConnecting(t *testing.T) {
+	p, q := newPeer(t), newPeer(t)
+	ep, err := q.Listen(localAny)
+	require.NoError(t, err)
+	defer ep.Close()
+	for i := range 10 {
+		cr, err := p.NewConnReq(t.Context(), ep.Addr().String(), nil)
+		require.NoError(t, err)
+		result := make(chan error, 1)
+		go func() { _, err := cr.Connect(context.Background(), nil); result <- err }()
+		time.Sleep(time.Duration(i) * time.Millisecond)
+		require.NoError(t, cr.Close())
+		switch err := <-result; {
+		case errors.Is(err, net.ErrClosed):
+		default: // Close was first
+			require.ErrorIs(t, err, rpma.ErrInvalid)
+		}
+		require.NoError(t, cr.Close())
+	}
 }
 
 func TestRefused(t *testing.T) {
@@ -273,6 +298,45 @@ func TestLongMessage(t *testing.T) {
 		require.Equal(t, rpma.StatusLocalLength, got.Status)
 		require.ErrorIs(t, s.Err(), syscall.EMSGSIZE)
 	}
+}
+
+// TestLongMessageOfShared: a connection whose receives are shared is told too.
+func TestLongMessageOfShared(t *testing.T) {
+	for _, completions := range []int{0, -1} {
+		p, q := newPeer(t), newPeer(t)
+		srq, err := q.NewSRQ(&rpma.SRQConfig{RCQSize: completions})
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, srq.Close()) })
+		c, s := pair(t, p, q, pairOptions{server: &rpma.ConnConfig{SRQ: srq}})
+		other, _ := pair(t, p, q, pairOptions{server: &rpma.ConnConfig{SRQ: srq}})
+		own, in := alloc(t, p, 100, clientUse), alloc(t, q, 100, serverUse)
+		require.NoError(t, srq.PostRecv(in.Slice(0, 10), 3))
+		require.Error(t, c.Do(t.Context(), rpma.Send(own.Slice(0, 11))))
+		<-s.Done()
+		require.Error(t, s.Err())
+		require.NoError(t, srq.PostRecv(in.Slice(0, 100), 4))
+		require.NoError(t, other.Do(t.Context(), rpma.Send(own.Slice(0, 11))), "no other notices")
+	}
+}
+
+// TestNoRoom: a connection without queues says so.
+func TestNoRoom(t *testing.T) {
+	p, q := newPeer(t), newPeer(t)
+	c, s := pair(t, p, q, pairOptions{client: &rpma.ConnConfig{SQSize: -1, RQSize: -1}})
+	require.ErrorIs(t, c.Do(t.Context(), rpma.Send(rpma.Local{})), rpma.ErrInvalid)
+	_, err := c.Post(rpma.Send(rpma.Local{}))
+	require.ErrorIs(t, err, rpma.ErrQueueFull)
+	require.ErrorIs(t, c.PostRecv(rpma.Local{}, 1), rpma.ErrQueueFull)
+	own, far := alloc(t, q, 8, clientUse), alloc(t, p, 8, serverUse)
+	require.NoError(t, s.Do(t.Context(), rpma.Write(remote(t, far).Slice(0, 8), own.Slice(0, 8))))
+	_, err = p.NewConnReq(t.Context(), local+":1", &rpma.ConnConfig{CQSize: -1})
+	require.ErrorIs(t, err, rpma.ErrInvalid)
+	_, err = q.NewSRQ(&rpma.SRQConfig{RQSize: -1})
+	require.ErrorIs(t, err, rpma.ErrInvalid)
+	_, err = p.NewConnReq(t.Context(), local+":1", &rpma.ConnConfig{CQSize: 1 << 30})
+	require.ErrorIs(t, err, rpma.ErrProvider)
+	_, err = p.NewConnReq(t.Context(), local+":1", &rpma.ConnConfig{SQSize: 1 << 28})
+	require.ErrorIs(t, err, rpma.ErrProvider)
 }
 
 // TestCloseWithEverything: closing one end or the other, whatever goes on, ends every call, and nothing is left.

@@ -25,8 +25,11 @@ type ConnReq struct {
 	c       *Conn
 	passive bool
 
-	mu   sync.Mutex
-	used bool
+	mu         sync.Mutex
+	used       bool
+	closed     bool
+	connecting context.CancelFunc // while Connect is under way
+	connected  chan struct{}      // closed when it is not any more
 }
 
 // NewConnReq prepares a connection to an address, a host name or IP address with a port: it finds out the way there and makes the queues. c may be nil.
@@ -143,12 +146,40 @@ func (r *ConnReq) Connect(ctx context.Context, privateData []byte) (*Conn, error
 	if r.passive {
 		connect = c.accept
 	}
-	if err := connect(ctx, privateData); err != nil {
-		_ = c.close() // the first error says more
+	err := r.closeable(ctx, func(ctx context.Context) error {
+		err := connect(ctx, privateData)
+		if err != nil {
+			_ = c.close() // the first error says more
+		}
+		return err
+	})
+	if err != nil {
 		return nil, opError(op, err)
 	}
 	c.keep.Start()
 	return c, nil
+}
+
+// closeable runs a connect that Close ends.
+func (r *ConnReq) closeable(ctx context.Context, connect func(context.Context) error) error {
+	own, cancel := context.WithCancel(ctx)
+	defer cancel()
+	done := make(chan struct{})
+	defer close(done)
+	r.mu.Lock()
+	r.connecting, r.connected = cancel, done
+	if r.closed {
+		cancel()
+	}
+	r.mu.Unlock()
+	err := connect(own)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.connecting = nil
+	if err != nil && r.closed && ctx.Err() == nil {
+		return errClosed
+	}
+	return err
 }
 
 // connParam asks for as many READs outstanding as the device can, and endless RNR retries, as librpma does.
@@ -206,9 +237,17 @@ func (r *ConnReq) Reject(privateData []byte) error {
 	return opError(op, err)
 }
 
-// Close gives the request up. A peer that asked is refused. After Connect, Reject or Close it does nothing.
+// Close gives the request up. A peer that asked is refused, a Connect under way ends with net.ErrClosed. After Connect, Reject or Close it does nothing.
 func (r *ConnReq) Close() error {
 	if !r.take() {
+		r.mu.Lock()
+		r.closed = true
+		end, done := r.connecting, r.connected
+		r.mu.Unlock()
+		if end != nil {
+			end()
+			<-done
+		}
 		return nil
 	}
 	if r.passive {

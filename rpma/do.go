@@ -41,7 +41,10 @@ func (c *Conn) Do(ctx context.Context, ops ...Op) error {
 	if len(ops) == 0 {
 		return nil
 	}
-	if ctx.Err() != nil {
+	switch {
+	case c.limit == 0:
+		return invalid("do", "a connection without room for operations (SQSize)")
+	case ctx.Err() != nil:
 		return waitError("do", ErrNoCompletion, ctx)
 	}
 	done := ctx.Done()

@@ -106,7 +106,7 @@ func AtomicWrite(dst Remote, v [8]byte) Op { return Op{verb: verbAtomicWrite, re
 // Flush completes when what earlier operations of this connection wrote to the range is visible or persistent. The
 // region must have been registered for that; for [Persistent], the peer must have said that it means something, see [Conn.ApplyPeerConfig].
 //
-// Where a device or the peer's has no such operation it is a Read of up to 8 bytes in the region, which pushes all that was
+// An empty range stands for all of the region. Where a device or the peer's has no such operation it is a Read of up to 8 bytes in the region, which pushes all that was
 // written before it out of the way to memory.
 func Flush(dst Remote, t FlushType) Op { return Op{verb: verbFlush, remote: dst, flush: t} }
 

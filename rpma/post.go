@@ -261,8 +261,8 @@ func (c *Conn) flushRequest(n int, o *Op) {
 	if o.flush == Persistent {
 		wr.FlushType = verbs.FlushPersistent
 	}
-	if uint64(o.remote.n) > maxOp {
-		wr.FlushLevel = verbs.FlushMR // which is more than was asked for
+	if o.remote.n == 0 || uint64(o.remote.n) > maxOp {
+		wr.FlushLevel = verbs.FlushMR
 		return
 	}
 	wr.FlushLength = uint32(o.remote.n)

@@ -25,6 +25,7 @@ type SRQ struct {
 
 	mu     sync.Mutex
 	users  int
+	conns  map[uint32]*Conn // of users, by the number of the queue pair
 	gone   bool
 	closed atomic.Bool
 }
@@ -78,11 +79,29 @@ func (h *srqHandler) HandleCompletions(wcs []verbs.WC) {
 	s := (*SRQ)(h)
 	var c Completion
 	for i := range wcs {
-		if wcs[i].ID&recvBit != 0 && s.q.complete(&wcs[i], &c) {
+		wc := &wcs[i]
+		if wc.ID&recvBit != 0 && s.q.complete(wc, &c) {
 			s.cq.push(&c)
+		}
+		if wc.Status != verbs.Success {
+			s.failed(wc)
 		}
 	}
 	s.bell.ring()
+}
+
+// failed tells the connection whose receive it was: it is broken.
+func (s *SRQ) failed(wc *verbs.WC) {
+	s.mu.Lock()
+	c := s.conns[wc.QPN]
+	s.mu.Unlock()
+	switch {
+	case c == nil:
+	case wc.Status == verbs.WRFlushErr:
+		c.failed(nil, true)
+	default:
+		c.failed(c.failure(wc.Status, wc.VendorErr), false)
+	}
 }
 
 // HandleEvent implements [rc.Handler].
@@ -109,8 +128,8 @@ func (s *SRQ) CQ() *CQ {
 	return &s.cq
 }
 
-// use counts a connection.
-func (s *SRQ) use() error {
+// hold counts a connection to be.
+func (s *SRQ) hold() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.gone {
@@ -120,8 +139,22 @@ func (s *SRQ) use() error {
 	return nil
 }
 
-func (s *SRQ) unuse() {
+// add makes its queue pair known.
+func (s *SRQ) add(c *Conn) {
 	s.mu.Lock()
+	if s.conns == nil {
+		s.conns = make(map[uint32]*Conn)
+	}
+	s.conns[c.qp.Num()] = c
+	s.mu.Unlock()
+}
+
+// release takes hold back, and add if there was a connection.
+func (s *SRQ) release(c *Conn) {
+	s.mu.Lock()
+	if c != nil && s.conns[c.qp.Num()] == c { // the number may be another one's by now
+		delete(s.conns, c.qp.Num())
+	}
 	s.users--
 	s.mu.Unlock()
 }
