@@ -19,7 +19,7 @@ try() {
 		corpus=$tmp/corpus
 		rm -rf "$corpus"
 	fi
-	"$GO" test -run '^$' -fuzz "^$2\$" -fuzztime "$FUZZTIME" -fuzzminimizetime 0 "$1" \
+	"$GO" test -C "$1" -run '^$' -fuzz "^$2\$" -fuzztime "$FUZZTIME" -fuzzminimizetime 0 . \
 		-args "-test.fuzzcachedir=$corpus" >"$log" 2>&1 && return 0
 	if grep -q '^ *context deadline exceeded$' "$log" && ! grep -Eq 'Failing input|panic:|_test\.go:' "$log"; then
 		return 2
@@ -34,7 +34,7 @@ if [ -z "$dirs" ]; then
 fi
 n=0
 for dir in $dirs; do
-	names=$("$GO" test -list "$FUZZ" "$dir") || { echo "$names"; exit 1; }
+	names=$("$GO" test -C "$dir" -list "$FUZZ" .) || { echo "$names"; exit 1; }
 	for name in $(echo "$names" | grep '^Fuzz' || :); do
 		n=$((n + 1))
 		printf '== fuzz %s in %s, %s: ' "$name" "$dir" "$FUZZTIME"
