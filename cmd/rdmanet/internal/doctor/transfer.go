@@ -183,8 +183,11 @@ func pingSelf(ctx context.Context, device string, addr netip.Addr) error {
 		stop()
 		return err
 	}
-	served := make(chan error, 1)
-	go func() { served <- s.Serve(serving) }()
+	served := make(chan struct{})
+	go func() {
+		defer close(served)
+		_ = s.Serve(serving) // until stop
+	}()
 	defer func() {
 		stop()
 		<-served

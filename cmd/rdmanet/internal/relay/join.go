@@ -93,7 +93,7 @@ type tap struct {
 
 func (t *tap) Read(b []byte) (int, error) {
 	n, err := t.r.Read(b)
-	if err != nil && err != io.EOF { //nolint:errorlint // io.EOF itself means the end
+	if err != nil && err != io.EOF {
 		t.err = err
 	}
 	return n, err

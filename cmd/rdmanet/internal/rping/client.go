@@ -45,8 +45,10 @@ func Connect(ctx context.Context, devices string, local netip.Addr, server netip
 // Device names the device of the connection and its provider.
 func (c *Client) Device() (name, provider string) { return c.l.device(), c.l.conn.Device().Provider() }
 
-// LocalAddr and RemoteAddr are the ends of the connection.
-func (c *Client) LocalAddr() netip.AddrPort  { return c.id.LocalAddr() }
+// LocalAddr is this end of the connection.
+func (c *Client) LocalAddr() netip.AddrPort { return c.id.LocalAddr() }
+
+// RemoteAddr is the server's end.
 func (c *Client) RemoteAddr() netip.AddrPort { return c.id.RemoteAddr() }
 
 // Retransmits counts packets that were sent again, where the device tells.

@@ -42,7 +42,7 @@ func serve(t *testing.T) (addr netip.AddrPort, ends chan ended) {
 	go func() { done <- s.Serve(ctx) }()
 	t.Cleanup(func() {
 		cancel()
-		_ = <-done // the context's
+		assert.ErrorIs(t, <-done, context.Canceled)
 		open, _, bytes := rc.Usage()
 		assert.Zero(t, open, "devices in use")
 		assert.Zero(t, bytes, "bytes of memory in use")
