@@ -6,9 +6,12 @@ import (
 	"io"
 	"net"
 	"os"
+	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/go-rdma/rdma/rdmanet"
 )
 
 // idleRow is what many connections that do nothing cost.
@@ -67,6 +70,9 @@ func measureIdle(ctx context.Context, o *options, s *side, n int, settle time.Du
 	if err != nil {
 		return nil, err
 	}
+	if err := forget(ctx); err != nil {
+		return nil, err
+	}
 	r := &idleRow{side: s.name, conns: n, few: max(1, n/100), settled: settle}
 	conns := make([]net.Conn, n)
 	defer func() { closeAll(conns) }()
@@ -110,6 +116,17 @@ func measureIdle(ctx context.Context, o *options, s *side, n int, settle time.Du
 		return nil, err
 	}
 	return r, ctx.Err()
+}
+
+// forget gives back what was measured before this: memory that is used again would not count.
+func forget(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, sampleLimit)
+	defer cancel()
+	if err := rdmanet.Drain(ctx); err != nil {
+		return fmt.Errorf("connections of earlier cases: %w", err)
+	}
+	debug.FreeOSMemory()
+	return nil
 }
 
 func sleep(ctx context.Context, d time.Duration) {
