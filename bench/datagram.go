@@ -103,7 +103,7 @@ type udpPackets struct {
 	n     int
 }
 
-const groupPort = 47900 // of UDP
+const groupPort = 7900 // of UDP, and none that the system gives to whoever asks for any
 
 func openUDP(group netip.Addr, size int, receiver bool) (*udpPackets, error) {
 	p := &udpPackets{group: netip.AddrPortFrom(group, groupPort), b: make([]byte, size)}
