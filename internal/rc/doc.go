@@ -1,7 +1,8 @@
 // Package rc is one reliable connection above the verbs: a queue pair, its
 // completion queue and its communication identifier, with what every user of
 // them needs. Connections of one device share it: one protection domain, and
-// registered memory in large arenas.
+// registered memory in large arenas. Connections that are no streams take what
+// they need of it: [Poller] with [Side], [Device], [KeepAlive].
 //
 // # Progress
 //
