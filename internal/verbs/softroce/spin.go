@@ -191,9 +191,15 @@ func (c *cq) spin(wc []verbs.WC, limit int64, back bool) (n int, err error) {
 	d := c.dev
 	start := d.now()
 	d.spins.begin(start)
+	told := d.seat.told.Load()
 	for range spinTurns {
 		if n, err = c.Poll(wc); n > 0 || err != nil {
 			break
+		}
+		// What was read may have woken others, whose answer may be what is waited for.
+		if t := d.seat.told.Load(); t != told {
+			told = t
+			runtime.Gosched()
 		}
 		now := d.now()
 		if d.holds.n.Load() > 0 && now-d.holds.since.Load() >= holdTime {

@@ -1,7 +1,9 @@
 package softroce
 
 import (
+	"runtime"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -145,5 +147,47 @@ func TestSpinLetsTheNetworkRun(t *testing.T) {
 		require.NoError(t, err)
 		require.Zero(t, n)
 		require.True(t, armed)
+	})
+}
+
+// pollNet is a network where a call of Poll does something.
+type pollNet struct {
+	netio.Conn
+	poll func() int
+}
+
+func (n *pollNet) Poll() int { return n.poll() }
+
+// TestSpinLetsRunWhomItHasWoken: what a spin finds for others wakes them, and they run before it is over, though there is only
+// one processor for them.
+func TestSpinLetsRunWhomItHasWoken(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		p := newPeer(t, link{})
+		dev := p.end.dev
+		var told atomic.Bool
+		made, err := dev.CreateCQ(&verbs.CQAttr{Depth: 1, Notify: func() { told.Store(true) }})
+		require.NoError(t, err)
+		other := made.(*cq)
+		require.NoError(t, other.Arm())
+		synctest.Wait()
+
+		defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+		net, polls := dev.conn, 0
+		dev.spins.net = &quietNet{}
+		dev.conn = &pollNet{net, func() int {
+			if polls++; polls == 1 {
+				w := dev.begin()
+				other.push(w, &verbs.WC{})
+				w.end(true)
+				return 1
+			}
+			return 0
+		}}
+		n, err := p.end.cq.(*cq).spin(make([]verbs.WC, 1), int64(spinStep), false)
+		require.NoError(t, err)
+		require.Zero(t, n)
+		require.True(t, told.Load())
+		dev.conn = net
+		require.NoError(t, other.Close())
 	})
 }
