@@ -2,6 +2,7 @@ package rpma
 
 import (
 	"context"
+	"io"
 	"net"
 	"net/netip"
 	"slices"
@@ -46,6 +47,7 @@ type Conn struct {
 	err      error // why done is closed
 	ended    atomic.Bool
 	leaving  atomic.Bool // Disconnect was called
+	left     atomic.Bool // the peer has disconnected
 	waning   atomic.Bool // requests were flushed, and a timer runs
 	shut     atomic.Bool // Close is done with what completes
 	turn     atomic.Uint32
@@ -250,9 +252,13 @@ func (h *handler) HandleCompletions(wcs []verbs.WC) {
 	c.bell.ring()
 }
 
-// failed is told that a request has failed, or that some were flushed.
+// failed is told, with each batch of completions, whether a request has failed or some were flushed.
 func (c *Conn) failed(err error, flushed bool) {
 	switch {
+	case c.left.Load():
+		if err != nil || c.quietSends() {
+			c.finish(EventClosed, io.EOF)
+		}
 	case err != nil:
 		c.finish(EventLost, err)
 	case flushed:

@@ -7,6 +7,7 @@ import (
 	"net"
 	"strconv"
 	"syscall"
+	"time"
 
 	"github.com/go-rdma/rdma/internal/verbs"
 )
@@ -118,13 +119,34 @@ func (h *handler) HandleEvent(ev verbs.Event) {
 		case ev.Err != nil:
 			c.finish(EventClosed, opError("connection", ev.Err))
 		default:
-			c.finish(EventClosed, io.EOF)
+			c.peerLeft()
 		}
 	case verbs.EventDeviceRemoval:
 		if !c.stand(syscall.ENODEV) {
 			c.finish(EventLost, opError("connection", syscall.ENODEV))
 		}
 	}
+}
+
+// lastWord is how long the acknowledgements of a peer that has disconnected are waited for. What it has received it has
+// acknowledged, but not all networks keep that before its DREQ.
+const lastWord = 100 * time.Millisecond
+
+// peerLeft ends the connection from the peer's side, once what is outstanding has completed.
+func (c *Conn) peerLeft() {
+	c.left.Store(true)
+	if c.quietSends() {
+		c.finish(EventClosed, io.EOF)
+		return
+	}
+	time.AfterFunc(lastWord, func() { c.finish(EventClosed, io.EOF) })
+}
+
+// quietSends tells whether no operation is on its way.
+func (c *Conn) quietSends() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.outstanding() == 0
 }
 
 // connectError is the error of a passive side that did not come to stand.

@@ -2,6 +2,7 @@ package rpma_test
 
 import (
 	"fmt"
+	"io"
 	"net/netip"
 	"syscall"
 	"testing"
@@ -174,4 +175,35 @@ func TestLoss(t *testing.T) {
 			require.NoError(t, far.Close())
 		})
 	}
+}
+
+// TestLastWord: what the peer has received and then disconnected is done, although its acknowledgement comes behind the
+// disconnection. What it has not received is flushed, a moment later.
+func TestLastWord(t *testing.T) {
+	simulate(t, simnet.Options{Delay: time.Millisecond, Reorder: 0.5, ReorderBy: 20 * time.Millisecond}, func(t *testing.T, s *sim) {
+		for range 50 {
+			c, d := s.connect(t, nil, nil)
+			require.NoError(t, d.PostRecv(rpma.Local{}, 1))
+			go func() {
+				_ = d.CQ().Wait(t.Context())
+				_ = d.Disconnect()
+			}()
+			require.NoError(t, c.Do(t.Context(), rpma.Send(rpma.Local{})))
+			<-c.Done()
+			require.ErrorIs(t, c.Err(), io.EOF)
+			require.NoError(t, c.Close())
+			require.NoError(t, d.Close())
+		}
+		c, d := s.connect(t, nil, nil)
+		start := time.Now()
+		require.NoError(t, d.Disconnect())
+		err := c.Do(t.Context(), rpma.Send(rpma.Local{}))
+		require.ErrorIs(t, err, io.EOF)
+		require.ErrorIs(t, err, syscall.ECONNRESET)
+		require.Less(t, time.Since(start), time.Second)
+		<-c.Done()
+		require.ErrorIs(t, c.Err(), io.EOF)
+		require.NoError(t, c.Close())
+		require.NoError(t, d.Close())
+	})
 }
