@@ -28,7 +28,7 @@ type Listener struct {
 	short chan error    // EMFILE or the like: for the next Accept
 	begun chan struct{} // a set-up can be given up
 
-	deadline deadline
+	deadline verbs.Deadline
 	ctx      context.Context // ends with Close
 	cancel   context.CancelFunc
 	pulling  sync.WaitGroup
@@ -66,7 +66,6 @@ func newListener(network string, lc ListenConfig, parts *cm.Listener, slots int,
 		begun:   make(chan struct{}, 1),
 		ended:   make(chan struct{}),
 	}
-	l.deadline.init()
 	l.setUps.init()
 	l.ctx, l.cancel = context.WithCancel(context.Background())
 	for _, p := range parts.Parts {
@@ -260,7 +259,7 @@ func (l *Listener) Accept() (net.Conn, error) {
 }
 
 func (l *Listener) accept() (*Conn, error) {
-	expired := l.deadline.wait()
+	expired := l.deadline.Past()
 	select { // what is over is over, also when connections wait
 	case <-l.ctx.Done():
 		return nil, net.ErrClosed
@@ -294,7 +293,7 @@ func (l *Listener) SetDeadline(t time.Time) error {
 	if l.ctx.Err() != nil {
 		return opError("set", l.network, nil, l.addr, PhaseConnect, net.ErrClosed)
 	}
-	l.deadline.set(t)
+	l.deadline.Set(t)
 	return nil
 }
 
@@ -338,7 +337,7 @@ func (l *Listener) Close() error {
 		}
 		break
 	}
-	l.deadline.set(time.Time{}) // stops the timer
+	l.deadline.Set(time.Time{}) // stops the timer
 	if err != nil && !errors.Is(err, net.ErrClosed) {
 		return opError("close", l.network, nil, l.addr, PhaseConnect, err)
 	}

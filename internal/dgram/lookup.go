@@ -109,7 +109,7 @@ func (s *Socket) await(ctx context.Context, f *flight, write, short bool) error 
 	}
 	var late <-chan struct{}
 	if write {
-		late = s.wrDeadline.wait()
+		late = s.wrDeadline.Past()
 	}
 	select {
 	case <-f.done:

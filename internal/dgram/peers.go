@@ -8,6 +8,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/go-rdma/rdma/internal/rc"
 	"github.com/go-rdma/rdma/internal/verbs"
 )
 
@@ -250,3 +251,6 @@ func (s *addrSet) add(a netip.Addr) {
 	l = append(l, a)
 	s.list.Store(&l)
 }
+
+// now is a monotonic time in nanoseconds, never 0.
+func now() int64 { return rc.Now() | 1 }

@@ -4,9 +4,9 @@ import (
 	"errors"
 	"net"
 	"net/netip"
-	"runtime"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	"github.com/go-rdma/rdma/internal/rc"
 	"github.com/go-rdma/rdma/internal/verbs"
@@ -125,7 +125,7 @@ type reading struct {
 	turn int // of the endpoints
 	held *endpoint
 	slot uint32 // that the reader looks at, of held
-	spin spinner
+	spin rc.Spinner
 	last *peer // who sent last
 	from struct {
 		e   *endpoint
@@ -202,29 +202,26 @@ func (s *Socket) look() (bool, error) {
 	return false, s.hopeless(eps)
 }
 
+// spinInner is how long a provider may look for completions in the call that arms.
+const spinInner = 8 * time.Microsecond
+
 // waitRead waits for completions: it spins, then arms all queues, looks once more, and parks.
 func (s *Socket) waitRead() error {
 	r := &s.reading
-	if d := r.spin.budget(s.busy.Load()); d > 0 {
-		start := now()
-		last := start
-		for turns := d / shortestTurn; ; turns-- {
+	if d := r.spin.Budget(s.busy.Load(), false); d > 0 {
+		for turns := rc.NewTurns(d); ; {
 			if ok, err := s.look(); ok || err != nil {
-				r.spin.account(ok, now()-start)
+				r.spin.Account(ok, turns.Took())
 				return err
 			}
 			if err := s.rd.Err(); err != nil {
 				return err
 			}
-			runtime.Gosched()
-			t := now()
-			// A turn that took long went to others: the processor is wanted.
-			if t-start > d || t-last > busyTurn || turns == 0 {
+			if !turns.Next() {
 				break
 			}
-			last = t
 		}
-		r.spin.account(false, 0)
+		r.spin.Account(false, 0)
 	}
 	eps := *s.eps.Load()
 	for _, e := range eps {

@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/go-rdma/rdma/internal/rc"
 	"github.com/go-rdma/rdma/internal/verbs"
 )
 
@@ -55,7 +56,7 @@ type Socket struct {
 
 	wmu        sync.Mutex // of whoever writes
 	wr         *verbs.Waiter
-	wrDeadline deadline // the same, for those who wait for lookups
+	wrDeadline verbs.Deadline // the same, for those who wait for lookups
 
 	peers   peers
 	closing bool           // guarded by peers.mu
@@ -93,7 +94,7 @@ func New(cfg *Config) *Socket {
 	}
 	s.writeBytes.Store(int64(max(cfg.WriteBuffer, 0)))
 	s.busy.Store(int64(cfg.BusyPoll))
-	s.spin.score = scoreMax / 2
+	s.spin = rc.NewSpinner()
 	s.peers.init(s)
 	return s
 }
@@ -322,7 +323,7 @@ func (s *Socket) Close() error {
 	s.cancel()
 	s.rd.Close(net.ErrClosed)
 	s.wr.Close(net.ErrClosed)
-	s.wrDeadline.set(time.Time{})
+	s.wrDeadline.Set(time.Time{})
 	var first error
 	keep := func(err error) {
 		if first == nil {
@@ -387,7 +388,7 @@ func (s *Socket) SetWriteDeadline(t time.Time) error {
 		return net.ErrClosed
 	}
 	s.wr.SetDeadline(t)
-	s.wrDeadline.set(t)
+	s.wrDeadline.Set(t)
 	return nil
 }
 

@@ -420,26 +420,26 @@ func TestWaitEnds(t *testing.T) {
 func TestSpinner(t *testing.T) {
 	procs.Store(2)
 	defer refreshProcs()
-	p := spinner{score: scoreMax / 2}
+	p := Spinner{score: scoreMax / 2}
 	spins := 0
 	for range 1000 {
-		if p.budget(0, false) > 0 {
+		if p.Budget(0, false) > 0 {
 			spins++
-			p.account(false, spinMax)
+			p.Account(false, spinMax)
 		}
 	}
 	assert.Less(t, spins, 50)
 	assert.Greater(t, spins, 10)
 	for range 100 {
-		if d := p.budget(0, false); d > 0 {
-			p.account(true, 2000)
+		if d := p.Budget(0, false); d > 0 {
+			p.Account(true, 2000)
 		}
 	}
-	assert.Positive(t, p.budget(0, false))
-	assert.Less(t, p.budget(0, false), spinMax, "a wait is not spun for much longer than waits usually take")
-	assert.Zero(t, p.budget(-1, false))
-	assert.EqualValues(t, 7, p.budget(7, false))
+	assert.Positive(t, p.Budget(0, false))
+	assert.Less(t, p.Budget(0, false), spinMax, "a wait is not spun for much longer than waits usually take")
+	assert.Zero(t, p.Budget(-1, false))
+	assert.EqualValues(t, 7, p.Budget(7, false))
 	procs.Store(1)
-	assert.Zero(t, p.budget(0, false))
-	assert.Zero(t, p.budget(7, false), "a single processor is needed by who is waited for")
+	assert.Zero(t, p.Budget(0, false))
+	assert.Zero(t, p.Budget(7, false), "a single processor is needed by who is waited for")
 }

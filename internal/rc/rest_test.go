@@ -143,20 +143,20 @@ func TestLongSpinner(t *testing.T) {
 	defer refreshProcs()
 	const parked = int64(900 * time.Microsecond)
 	run := func(spun int64) (spins int) {
-		p := spinner{score: scoreMax / 2}
+		p := Spinner{score: scoreMax / 2}
 		for range 1000 {
-			d := p.budget(0, true)
+			d := p.Budget(0, true)
 			if d > 0 {
 				spins++
 			}
 			switch {
 			case d == 0:
-				p.slept(parked)
+				p.Slept(parked)
 			case d < spun:
-				p.account(false, d)
-				p.slept(parked)
+				p.Account(false, d)
+				p.Slept(parked)
 			default:
-				p.account(true, spun)
+				p.Account(true, spun)
 			}
 		}
 		return spins
@@ -166,8 +166,8 @@ func TestLongSpinner(t *testing.T) {
 	assert.Greater(t, run(int64(10*time.Microsecond)), 900)
 	assert.Less(t, run(int64(10*time.Millisecond)), 100)
 
-	p := spinner{}
-	p.slept(int64(time.Second))
+	p := Spinner{}
+	p.Slept(int64(time.Second))
 	assert.LessOrEqual(t, p.probe(), spinMax, "an idle connection is probed shortly")
 }
 

@@ -15,12 +15,12 @@ type Side struct {
 	ready  func() bool
 	done   <-chan struct{}        // nil, or closed when the wait is over
 	parked atomic.Pointer[Poller] // nil once it was signaled
-	spin   spinner
+	spin   Spinner
 }
 
 // NewSide returns a Side that waits for ready, which any goroutine may call.
 func NewSide(ready func() bool) *Side {
-	return &Side{waiter: verbs.NewWaiter(), ready: ready, spin: spinner{score: scoreMax / 2}}
+	return &Side{waiter: verbs.NewWaiter(), ready: ready, spin: NewSpinner()}
 }
 
 // Err is what Wait returns once a deadline has passed or the side is closed.
@@ -74,11 +74,11 @@ func (p *Poller) Wait(s *Side) error {
 	if s.ready() {
 		return nil
 	}
-	if d := s.spin.budget(p.busy.Load(), p.longSpins()); d > 0 {
+	if d := s.spin.Budget(p.busy.Load(), p.longSpins()); d > 0 {
 		p.spins.Add(1)
 		start := now()
 		met := p.spinOn(s, start, d)
-		s.spin.account(met, now()-start)
+		s.spin.Account(met, now()-start)
 		if met {
 			return s.waiter.Err()
 		}
@@ -110,7 +110,7 @@ func (p *Poller) park(s *Side) (err error) {
 	if sits {
 		p.lastMet.Store(end)
 	}
-	s.spin.slept(end - start)
+	s.spin.Slept(end - start)
 	s.unpark()
 	p.wakeups.Add(1)
 	return err
@@ -134,21 +134,13 @@ func (p *Poller) spinOn(s *Side, start, limit int64) (met bool) {
 	if poller {
 		b = getBatch()
 	}
-	last := start
-	for turns := limit / shortestTurn; ; turns-- {
+	for turns := NewTurns(limit); ; {
 		if poller {
 			p.look(b, 0)
 		}
-		if met = s.ready() || s.over(); met {
+		if met = s.ready() || s.over(); met || !turns.Next() {
 			break
 		}
-		runtime.Gosched()
-		t := now()
-		// A turn that took long went to others: the processor is wanted.
-		if t-start > limit || t-last > busyTurn || turns == 0 {
-			break
-		}
-		last = t
 		if !poller && p.role.Load() == roleIdle {
 			if poller = p.enter(); poller {
 				b = getBatch()
@@ -205,88 +197,11 @@ func (p *Poller) spinInside(s *Side, start, limit int64) (met bool) {
 }
 
 const (
-	spinMax  = int64(50 * time.Microsecond) // of one adaptive wait
-	spinMin  = int64(5 * time.Microsecond)
-	busyTurn = int64(30 * time.Microsecond) // a turn of the scheduler longer than this means others run
-
-	// Where the one who waits does all that is to be done, it may spin for longer if that makes its waits
-	// shorter than those that park: both ends of a connection that park make each other's waits long.
-	longMax   = int64(time.Millisecond)
-	longProbe = int64(100 * time.Microsecond)
-
 	spinStep   = 16 * time.Microsecond         // how long a provider may look for completions in one call
 	yieldEvery = int64(50 * time.Microsecond)  // others on this processor wait no longer
 	awayTurn   = int64(600 * time.Microsecond) // a turn longer than this means that the processor went to other programs
-
-	// A turn takes longer than this, but where time is simulated none passes.
-	shortestTurn = int64(100 * time.Nanosecond)
-	stillTurns   = 16
-
-	scoreMax   = 8
-	probeEvery = 32 // with a score of 0, one wait of so many spins
+	stillTurns = 16                            // turns in which no time passes, where it is simulated
 )
-
-// spinner decides whether and how long the next wait spins, by how the last ones went.
-type spinner struct {
-	score int   // how often spinning paid lately
-	typ   int64 // how long a wait that paid took, typically
-	park  int64 // how long one took that parked, if not longer than longMax
-	long  bool  // the last one that parked took longer
-	skips int
-}
-
-func (p *spinner) budget(busyPoll int64, long bool) int64 {
-	switch {
-	case busyPoll < 0 || procs.Load() == 1:
-		return 0
-	case busyPoll > 0:
-		return busyPoll
-	case p.score > 0:
-	case p.skips < probeEvery:
-		p.skips++
-		return 0
-	default:
-		p.skips = 0
-		if long {
-			return p.probe()
-		}
-	}
-	switch {
-	case !long:
-		return min(spinMax, 2*p.typ+spinMin)
-	case p.typ == 0:
-		return longProbe
-	}
-	// The surer it is that it pays, the longer is an exception waited for.
-	return min(longMax, max(2*p.typ+spinMin, p.park-p.park/4)<<(p.score/2))
-}
-
-// probe is how long a spin lasts that is to find out whether spinning pays.
-func (p *spinner) probe() int64 {
-	if p.long {
-		return spinMax
-	}
-	return min(longMax, max(longProbe, p.park+p.park/4))
-}
-
-// account takes how a spin went. A long one paid if it made the wait a third shorter.
-func (p *spinner) account(met bool, took int64) {
-	if !met || took > spinMax && took > p.park*2/3 {
-		p.score = max(0, p.score-1)
-		return
-	}
-	if p.score < scoreMax {
-		p.score++
-	}
-	p.typ += (took - p.typ) / 4
-}
-
-// slept takes how long a wait took that parked.
-func (p *spinner) slept(took int64) {
-	if p.long = took > 2*longMax; !p.long {
-		p.park += (took - p.park) / 8
-	}
-}
 
 var epoch = time.Now()
 
@@ -294,8 +209,3 @@ var epoch = time.Now()
 func Now() int64 { return now() }
 
 func now() int64 { return int64(time.Since(epoch)) }
-
-// procs is GOMAXPROCS, which is dear to ask for, as of the last new connection.
-var procs atomic.Int32
-
-func refreshProcs() { procs.Store(int32(min(runtime.GOMAXPROCS(0), 1<<20))) }

@@ -151,7 +151,7 @@ func TestRDMANet(t *testing.T) {
 // rdmanetTests are those that take their addresses from the environment and do not look behind the provider.
 const rdmanetTests = "^(TestConn|TestConnIPv6|TestHTTP|TestAddresses|TestFullWindowsBothWays|TestWriteOfAnyLength|TestWritesDoNotMix|TestCopyFile|" +
 	"TestReadFromLeavesWriters|TestWriteBuffers|TestClose.*|TestReadsAfterPeerClosed|TestPeerClosesWhileReading|TestLinger|TestDrain|" +
-	"TestBothClose.*|TestWriteToClosedPeer|TestDeadline)$"
+	"TestBothClose.*|TestWriteToClosedPeer)$"
 
 // run runs a program in the guest.
 func run(t *testing.T, g *vm.Guest, args ...string) string {

@@ -1,12 +1,13 @@
-package dgram
+package verbs
 
 import (
 	"sync"
 	"time"
 )
 
-// deadline is a channel that is closed while a point of time is past.
-type deadline struct {
+// Deadline is a channel that is closed while a point of time is past, for waits that a [Waiter] is not made for. The zero value is
+// no deadline, ready for use.
+type Deadline struct {
 	mu    sync.Mutex
 	timer *time.Timer
 	past  chan struct{} // nil: not asked for
@@ -14,8 +15,8 @@ type deadline struct {
 	gen   uint64
 }
 
-// wait returns the channel for those who begin to wait now.
-func (d *deadline) wait() <-chan struct{} {
+// Past returns the channel for those who begin to wait now.
+func (d *Deadline) Past() <-chan struct{} {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.past == nil {
@@ -27,8 +28,8 @@ func (d *deadline) wait() <-chan struct{} {
 	return d.past
 }
 
-// set moves the deadline to t, for those who wait already too. The zero time is none.
-func (d *deadline) set(t time.Time) {
+// Set moves the deadline to t, for those who wait already too. The zero time is none.
+func (d *Deadline) Set(t time.Time) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.gen++ // a timer that already fired for an earlier deadline is void
@@ -58,7 +59,7 @@ func (d *deadline) set(t time.Time) {
 }
 
 // expire closes the channel. d.mu is held.
-func (d *deadline) expire() {
+func (d *Deadline) expire() {
 	d.isset = true
 	if d.past != nil {
 		close(d.past)
