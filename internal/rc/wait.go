@@ -20,7 +20,7 @@ type Side struct {
 
 // NewSide returns a Side that waits for ready, which any goroutine may call.
 func NewSide(ready func() bool) *Side {
-	return &Side{waiter: verbs.NewWaiter(), ready: ready, spin: NewSpinner()}
+	return &Side{waiter: verbs.NewWaiter(), ready: ready, spin: Spinner{score: scoreMax / 2}}
 }
 
 // Err is what Wait returns once a deadline has passed or the side is closed.
