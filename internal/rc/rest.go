@@ -8,16 +8,20 @@ import (
 // Arming a queue costs a call, and the completion that follows an event, a goroutine and a thread that are woken for
 // nothing: whoever waits by spinning has seen the completion long before. So one who spun and met its condition
 // leaves the queue unarmed. Until it comes again nobody sees what completes, which nobody misses if nobody is parked
-// and nothing is pending. That lasts for two restTimes at most.
+// and nothing is pending. That lasts for two restTimes at most; where spins follow each other, for up to twice restGrowth of
+// them, since a thread that is woken to look takes the processor from who spins.
 
-// restTime is how often a queue at rest is looked at.
-const restTime = 4 * time.Millisecond
+const (
+	restTime   = 4 * time.Millisecond
+	restGrowth = 8
+)
 
 // rest has a queue that was left unarmed looked at later.
 type rest struct {
 	every time.Duration // restTime
 
 	mu     sync.Mutex
+	next   time.Duration // until the timer fires
 	timer  *time.Timer
 	timed  bool   // it runs
 	spins  uint64 // of the connection when it was set
@@ -33,10 +37,11 @@ func (r *rest) begin(p *Poller) {
 	}
 	r.timed = true
 	r.spins = p.spins.Load()
+	r.next = r.every
 	if r.timer == nil {
-		r.timer = time.AfterFunc(r.every, p.restOver)
+		r.timer = time.AfterFunc(r.next, p.restOver)
 	} else {
-		r.timer.Reset(r.every)
+		r.timer.Reset(r.next)
 	}
 }
 
@@ -46,7 +51,8 @@ func (r *rest) over(p *Poller) bool {
 	defer r.mu.Unlock()
 	if n := p.spins.Load(); n != r.spins && !p.armed.Load() && !r.closed {
 		r.spins = n
-		r.timer.Reset(r.every)
+		r.next = min(2*r.next, restGrowth*r.every)
+		r.timer.Reset(r.next)
 		return false
 	}
 	r.timed = false

@@ -87,6 +87,20 @@ func TestRest(t *testing.T) {
 		time.Sleep(10 * time.Millisecond)
 		assert.Equal(t, arms, q.timesArmed(), "a queue that is armed is left alone")
 	})
+	t.Run("lasts longer where spins go on", func(t *testing.T) {
+		c, _, _, _ := newRester(t, time.Hour)
+		c.armed.Store(false)
+		c.rest.begin(c)
+		for _, want := range []time.Duration{2, 4, 8, 8} {
+			c.spins.Add(1)
+			require.False(t, c.rest.over(c))
+			require.Equal(t, want*time.Hour, c.rest.next)
+		}
+		require.True(t, c.rest.over(c), "no spin meanwhile")
+		c.rest.begin(c)
+		require.Equal(t, time.Hour, c.rest.next)
+		c.rest.close()
+	})
 	t.Run("not with something pending", func(t *testing.T) {
 		c, _, h, wait := newRester(t, time.Hour)
 		wait()
