@@ -9,6 +9,7 @@ BENCH    =
 VMTIME   = 20m
 VMJOBS   = $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 4 ? 1 : n / 2)))
 RUN      =
+MODULES  = $(shell cat tools/modules)
 CMD      = -v -rxe -- ibv_devinfo
 
 .PHONY: help demo test test-vm vm lint bench bench-vm bench-all fuzz format vet rules race nocgo 386 cross
@@ -41,10 +42,7 @@ vm:
 
 lint:
 	@echo '== lint: golangci-lint'
-	$(GO) tool -modfile=tools/go.mod golangci-lint run --allow-parallel-runners ./...
-	cd bench && $(GO) tool -modfile=../tools/go.mod golangci-lint run --allow-parallel-runners ./...
-	cd test && $(GO) tool -modfile=../tools/go.mod golangci-lint run --allow-parallel-runners ./...
-	cd cmd/rdmanet && $(GO) tool -modfile=../../tools/go.mod golangci-lint run --allow-parallel-runners ./...
+	@set -e; for dir in . test $(MODULES); do echo "== $$dir"; (cd $$dir && $(GO) tool -modfile=$(CURDIR)/tools/go.mod golangci-lint run --allow-parallel-runners ./...); done
 
 bench:
 	cd bench && $(GO) run . $(BENCH)
@@ -66,10 +64,7 @@ format:
 
 vet:
 	@echo '== vet'
-	$(GO) vet ./...
-	cd bench && $(GO) vet ./...
-	cd test && $(GO) vet ./...
-	cd cmd/rdmanet && $(GO) vet ./...
+	@set -e; for dir in . test $(MODULES); do (cd $$dir && $(GO) vet ./...); done
 
 rules:
 	@GO='$(GO)' sh tools/rules.sh
@@ -79,9 +74,7 @@ race:
 
 nocgo:
 	@echo '== tests without cgo'
-	CGO_ENABLED=0 $(GO) test -shuffle=on -timeout $(TESTTIME) ./...
-	cd bench && CGO_ENABLED=0 $(GO) test -shuffle=on -timeout $(TESTTIME) ./...
-	cd cmd/rdmanet && CGO_ENABLED=0 $(GO) test -shuffle=on -timeout $(TESTTIME) ./...
+	@set -e; for dir in . $(MODULES); do (cd $$dir && CGO_ENABLED=0 $(GO) test -shuffle=on -timeout $(TESTTIME) ./...); done
 
 386:
 	@GO='$(GO)' TESTTIME='$(TESTTIME)' sh tools/386.sh

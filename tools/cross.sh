@@ -5,7 +5,7 @@ set -eu
 
 for platform in linux/amd64 linux/arm64 linux/386 darwin/arm64 windows/amd64; do
 	echo "== compile for $platform"
-	for dir in . bench cmd/rdmanet; do
+	for dir in . $(cat tools/modules); do
 		(
 			cd "$dir"
 			export GOOS="${platform%/*}" GOARCH="${platform#*/}" CGO_ENABLED=0
