@@ -68,6 +68,7 @@ vet:
 
 rules:
 	@GO='$(GO)' sh tools/rules.sh
+	@sh tools/field-reports.sh
 
 race:
 	@GO='$(GO)' TESTTIME='$(TESTTIME)' sh tools/race.sh
