@@ -116,6 +116,8 @@ func (c *Conn) Stats() Stats {
 // AllStats sums up, for each device that was used or tried, what the whole process
 // did on it. Dials for which no device was found are under an empty name.
 func AllStats() []DeviceStats {
+	// Also those that have no connection, since nothing that asks for one comes through.
+	cm.Default().Counted(func(provider, device string) { totalsOf(provider, device) })
 	devices.Lock()
 	all := make([]*totals, 0, len(devices.m))
 	for _, t := range devices.m {

@@ -138,6 +138,19 @@ func (m *Manager) Counters(provider, device string) verbs.DeviceCounters {
 	return verbs.DeviceCounters{}
 }
 
+// Counted calls f with each device that Counters tells of.
+func (m *Manager) Counted(f func(provider, device string)) {
+	for _, p := range m.Providers {
+		c, ok := p.(verbs.Counter)
+		if !ok {
+			continue
+		}
+		for _, device := range c.Counted() {
+			f(p.Name(), device)
+		}
+	}
+}
+
 // LookupRemote describes the device from which addr is reached.
 func (m *Manager) LookupRemote(ctx context.Context, addr netip.Addr) (*verbs.DeviceInfo, error) {
 	id, err := m.Resolve(ctx, "", verbs.CMIDAttr{

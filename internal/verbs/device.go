@@ -44,6 +44,9 @@ type DeviceCounters struct {
 
 // Counter is a [Provider] that counts.
 type Counter interface {
+	// Counted names the devices that have been open.
+	Counted() []string
+
 	// Counters returns a device's counters since the program began, whether it is open or not.
 	Counters(device string) DeviceCounters
 }

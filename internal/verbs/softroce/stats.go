@@ -50,6 +50,16 @@ func (d *device) counters() verbs.DeviceCounters {
 	return c
 }
 
+// Counted implements [verbs.Counter].
+func (p *Provider) Counted() []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.counted == nil {
+		return nil
+	}
+	return []string{p.cfg.name()}
+}
+
 // Counters implements [verbs.Counter].
 func (p *Provider) Counters(device string) verbs.DeviceCounters {
 	if device != p.cfg.name() {
