@@ -40,8 +40,8 @@ type Error struct {
 
 func (e *Error) Error() string {
 	s := e.Err.Error()
-	if at := cmp.Or(e.Device, e.Provider); at != "" && !strings.HasPrefix(s, e.Provider+": ") {
-		s = at + ": " + s
+	if at := cmp.Or(e.Device, e.Provider); at != "" {
+		s = at + ": " + strings.TrimPrefix(s, e.Provider+": ") // the device, of several, where only its provider is named
 	}
 	if e.Hint != "" {
 		s += "; " + e.Hint

@@ -131,6 +131,9 @@ func (x *dialing) datagram(ctx context.Context, addr netip.AddrPort) (*PacketCon
 		}
 		e := newError(packetPhase(err, phase), contextError(ctx, err), remote)
 		e.Hint = packetHint(e, remote)
+		if e.Provider == "" {
+			e.Provider, e.Device = provider, device
+		}
 		t := totalsOf(e.Provider, e.Device)
 		t.dials.Add(1)
 		t.dialErrors.Add(1)

@@ -234,6 +234,7 @@ func (s *Socket) find(to Addr, e *endpoint, local netip.Addr, again bool) (*hand
 		return nil, err
 	}
 	defer id.Close()
+	s.lookupOn.CompareAndSwap(nil, &deviceName{id.Provider().Name(), id.Device().Name()})
 	ud, ok := id.(verbs.UDCMID)
 	if !ok {
 		return nil, fmt.Errorf("device %s has no datagrams: %w", id.Device().Name(), syscall.EPROTONOSUPPORT)

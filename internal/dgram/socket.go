@@ -65,6 +65,7 @@ type Socket struct {
 	remote   *Addr                  // as it was dialed; nil: all
 	dialedTo Addr                   // canonical
 	dialed   atomic.Pointer[target] // nil: datagrams of all come
+	lookupOn atomic.Pointer[deviceName]
 
 	readBytes, writeBytes atomic.Int64
 	busy                  atomic.Int64
@@ -207,13 +208,18 @@ func (s *Socket) Remote() (a Addr, ok bool) {
 	return a.canonical(), true
 }
 
-// Device tells where the socket is: on the device of its first queue pair.
+// Device tells where the socket is: on the device of its first queue pair or, while there is none, on that of the first lookup.
 func (s *Socket) Device() (provider, device string) {
 	if eps := *s.eps.Load(); len(eps) > 0 {
 		return eps[0].dev.Provider(), eps[0].dev.Name()
 	}
+	if d := s.lookupOn.Load(); d != nil {
+		return d.provider, d.device
+	}
 	return "", ""
 }
+
+type deviceName struct{ provider, device string }
 
 // MaxPayload is the longest datagram that all queue pairs of the socket can send, in bytes. A way may allow less.
 func (s *Socket) MaxPayload() int {
