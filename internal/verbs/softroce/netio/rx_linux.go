@@ -61,8 +61,8 @@ type rxSock struct {
 	v6    bool
 	fd    int
 	watch watch
-	seat  watch // made when somebody sits for the first time
-	index int   // of a group: the interface whose packets it takes; 0: no group
+	gone  atomic.Bool // close was called
+	index int         // of a group: the interface whose packets it takes; 0: no group
 
 	// misses counts the reads by Poll since there was something.
 	misses atomic.Uint32
@@ -108,7 +108,8 @@ func (s *rxSock) close() {
 	s.mu.Unlock()
 	if !closed {
 		s.watch.close()
-		s.seat.close()
+		s.gone.Store(true)
+		s.u.unseat(s)
 		_ = unix.Close(s.fd)
 	}
 }

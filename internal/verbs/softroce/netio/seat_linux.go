@@ -1,6 +1,7 @@
 package netio
 
 import (
+	"net"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -19,35 +20,61 @@ func (u *UDP) Attend(who Attention) {
 	defer u.awayMu.Unlock()
 	if old := u.away; s != old {
 		if old != nil {
-			old.attend(ByOwn)
+			u.attend(old, ByOwn)
 		}
 		u.away = s
 	}
 	if s != nil {
-		s.attend(who)
+		u.attend(s, who)
 	}
 }
 
 // attend has the socket's goroutine woken, or who sits, or nobody. UDP.awayMu is held.
-func (s *rxSock) attend(who Attention) {
-	if who == BySitter {
-		if s.seat.f == nil && s.seat.open(s.fd, false) != nil {
-			who = ByOwn
-		} else {
-			s.seat.setQuiet(false)
-		}
+func (u *UDP) attend(s *rxSock, who Attention) {
+	if who == BySitter && u.seatTo(s) != nil {
+		who = ByOwn
 	}
 	s.watch.setQuiet(who != ByOwn)
-	if who != BySitter && s.seat.f != nil {
-		s.seat.setQuiet(true)
+	if who != BySitter && u.seatAt == s {
+		u.seat.setQuiet(true)
 	}
+}
+
+// seatTo has who sits woken for what arrives at s. There is one seat for all sockets: descriptors are few, and a socket comes with each process that is
+// a peer. UDP.awayMu is held.
+func (u *UDP) seatTo(s *rxSock) (err error) {
+	switch {
+	case s.gone.Load():
+		return net.ErrClosed
+	case u.seat.f == nil:
+		err = u.seat.open(s.fd, false)
+	case u.seatAt != s:
+		err = u.seat.move(s.fd)
+	}
+	if err != nil {
+		u.seatAt = nil
+		return err
+	}
+	u.seatAt = s
+	u.seat.setQuiet(false)
+	return nil
+}
+
+// unseat has nobody sit at a socket any more that is about to be closed.
+func (u *UDP) unseat(s *rxSock) {
+	u.awayMu.Lock()
+	if u.seatAt == s {
+		u.seat.leave()
+		u.seatAt = nil
+	}
+	u.awayMu.Unlock()
+	u.Stand()
 }
 
 // sitting is who waits on a socket's seat, which is one goroutine at a time.
 type sitting struct {
 	read    func(uintptr) bool // UDP.sitRead
 	done    func() bool
-	sock    *rxSock
 	reading atomic.Bool // the one who sits does not sleep, and is about to ask done
 
 	mu    sync.Mutex
@@ -60,17 +87,14 @@ type sitting struct {
 // says who else attends. One goroutine sits at a time. Whoever changes what done says calls Stand.
 func (u *UDP) Sit(done func() bool) {
 	t := &u.sits
-	u.awayMu.Lock()
-	s := u.away
-	u.awayMu.Unlock()
-	if s == nil || done() {
+	if u.seated() == nil || done() {
 		return
 	}
-	rc, file := s.seat.conn()
+	rc, file := u.seat.conn()
 	if rc == nil {
 		return
 	}
-	t.done, t.sock = done, s
+	t.done = done
 	t.mu.Lock()
 	t.file = file
 	t.mu.Unlock()
@@ -86,7 +110,7 @@ func (u *UDP) Sit(done func() bool) {
 		}
 		t.mu.Unlock()
 	}
-	t.done, t.sock = nil, nil
+	t.done = nil
 }
 
 // sitRead is called whenever the socket may be readable. It returns false to sleep.
@@ -95,15 +119,26 @@ func (u *UDP) sitRead(uintptr) bool {
 	if t.done() {
 		return true
 	}
+	s := u.seated() // it may be another one than when the caller sat down
+	if s == nil {
+		return true
+	}
 	t.reading.Store(true)
-	closed := t.sock.drain()
+	s.drain()
 	t.reading.Store(false)
 	// Who has got what it waits for is about to answer; before others the network is idle.
-	if closed || t.done() {
+	if s.gone.Load() || t.done() {
 		return true
 	}
 	u.idle()
 	return false
+}
+
+// seated is the socket that who sits reads, or nil.
+func (u *UDP) seated() *rxSock {
+	u.awayMu.Lock()
+	defer u.awayMu.Unlock()
+	return u.seatAt
 }
 
 // Stand has the one who sits, if anybody does, ask done.

@@ -1,6 +1,7 @@
 package netio
 
 import (
+	"net/netip"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -14,6 +15,8 @@ type seated struct {
 	h    *countingHandler
 	rx   *UDP
 	send func()
+
+	send6 func() // to another socket
 }
 
 func newSeated(t *testing.T) *seated {
@@ -21,15 +24,17 @@ func newSeated(t *testing.T) *seated {
 	port := freePort(t)
 	rx := listen(t, Config{Port: port, Handler: h, SourcePorts: 1})
 	tx := listen(t, Config{Port: freePort(t), RemotePort: port, Handler: newSink(), SourcePorts: 1})
-	local := addr("127.0.0.1")
-	path := &Path{Local: local, Remote: local}
-	return &seated{t, h, rx, func() {
-		b := NewTxBatch()
-		hdr := b.Add(path, 12)
-		hdr[0] = 4
-		b.Payload(make([]byte, 64))
-		require.NoError(t, tx.Send(b))
-	}}
+	from := func(local netip.Addr) func() {
+		path := &Path{Local: local, Remote: local}
+		return func() {
+			b := NewTxBatch()
+			hdr := b.Add(path, 12)
+			hdr[0] = 4
+			b.Payload(make([]byte, 64))
+			require.NoError(t, tx.Send(b))
+		}
+	}
+	return &seated{t, h, rx, from(addr("127.0.0.1")), from(addr("::1"))}
 }
 
 // got says whether n packets have arrived, as a condition to sit for.
@@ -148,4 +153,53 @@ func TestSitAllocates(t *testing.T) {
 		s.rx.Sit(done)
 		s.rx.Attend(ByNobody)
 	}))
+}
+
+// TestSitFollowsTraffic: who sits reads another socket, too, once that is the one with the traffic, and one seat serves all.
+func TestSitFollowsTraffic(t *testing.T) {
+	s := newSeated(t)
+	s.send()
+	s.arrived(1)
+	for n := int64(1); n < 20; n += 2 {
+		send := s.send
+		if n%4 == 1 {
+			send = s.send6
+		}
+		s.rx.Attend(BySitter)
+		at := s.rx.seated()
+		up := make(chan struct{})
+		go func() {
+			defer close(up)
+			s.rx.Sit(s.got(n + 2))
+		}()
+		time.Sleep(time.Millisecond)
+		send() // which the socket's own goroutine takes
+		s.arrived(n + 1)
+		s.rx.Attend(ByNobody) // somebody spins for a moment
+		s.rx.Attend(BySitter)
+		require.NotSame(t, at, s.rx.seated())
+		send()
+		select {
+		case <-up:
+		case <-time.After(5 * time.Second):
+			t.Fatal("the packet stays in the socket")
+		}
+	}
+	require.NotNil(t, s.rx.seat.f)
+
+	// A socket that is closed is no place to sit.
+	at := s.rx.seated()
+	up := make(chan struct{})
+	go func() {
+		defer close(up)
+		s.rx.Sit(func() bool { return false })
+	}()
+	time.Sleep(time.Millisecond)
+	at.close()
+	<-up
+	require.Nil(t, s.rx.seated())
+	s.rx.Attend(ByNobody)
+	s.rx.Attend(BySitter)
+	require.Nil(t, s.rx.seated())
+	s.rx.Attend(ByOwn)
 }

@@ -40,6 +40,8 @@ type UDP struct {
 
 	awayMu sync.Mutex
 	away   *rxSock // whose goroutine is not woken
+	seat   watch   // made when somebody sits for the first time
+	seatAt *rxSock // what it watches
 	sits   sitting
 
 	prefMu    sync.Mutex
@@ -201,6 +203,7 @@ func (u *UDP) Close() error {
 		for _, s := range socks {
 			s.close()
 		}
+		u.seat.close()
 		u.wg.Wait()
 	})
 	return nil

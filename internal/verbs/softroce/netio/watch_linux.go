@@ -66,6 +66,27 @@ func (w *watch) ctl(op int, on bool) error {
 	return os.NewSyscallError("epoll_ctl", unix.EpollCtl(w.ep, op, w.fd, &ev))
 }
 
+// move watches another fd instead of the one that was watched.
+func (w *watch) move(fd int) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.closed {
+		return net.ErrClosed
+	}
+	_ = w.ctl(unix.EPOLL_CTL_DEL, false) // it may have been left
+	w.fd = fd
+	return w.ctl(unix.EPOLL_CTL_ADD, !w.off.Load())
+}
+
+// leave watches nothing any more, until move.
+func (w *watch) leave() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.closed {
+		_ = w.ctl(unix.EPOLL_CTL_DEL, false) // an error means that there is nothing to leave
+	}
+}
+
 // quiet tells whether arrivals go unnoticed.
 func (w *watch) quiet() bool { return w.off.Load() }
 
