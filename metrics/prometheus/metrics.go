@@ -42,9 +42,9 @@ var deviceMetrics = []metric[rdmanet.DeviceStats]{
 	gauge("write_buffer_bytes", "Memory registered now for what streams send.",
 		func(s *rdmanet.DeviceStats) float64 { return float64(s.WriteBuffer) }),
 
-	counter("dials_total", "Attempts to connect a stream, one for each address that was tried, failed ones included.",
+	counter("dials_total", "Dials of streams and datagrams, one for each address that was tried, failed ones included.",
 		func(s *rdmanet.DeviceStats) uint64 { return s.Dials }),
-	counter("dial_errors_total", "Attempts to connect a stream that failed. Those for which no device was found have no labels.",
+	counter("dial_errors_total", "Dials that failed. Those for which no device was found have no labels.",
 		func(s *rdmanet.DeviceStats) uint64 { return s.DialErrors }),
 
 	counter("stream_read_bytes_total", "Bytes that programs have read from streams.",

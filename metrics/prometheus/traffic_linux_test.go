@@ -162,10 +162,16 @@ func TestFailures(t *testing.T) {
 	s := serve(t, NewCollector())
 	exchange(t, listen(t, new(rdmanet.ListenConfig)), 1)
 	first := s.scrape()
-	_, err := rdmanet.Dial("rdma", "127.0.0.1:1")
-	require.Error(t, err)
+	for _, network := range []string{"rdma", "rdma-ud"} {
+		_, err := rdmanet.Dial(network, "127.0.0.1:1")
+		require.Error(t, err)
+	}
+	failed := s.scrape()
+	for _, name := range []string{"rdmanet_dials_total", "rdmanet_dial_errors_total"} {
+		assert.Equal(t, 2, failed.value(name)-first.value(name), "%s of the device that they went by", name)
+	}
 	for i := range 100 { // the name of a device that is not there makes no series
-		_, err = (&rdmanet.Dialer{Device: fmt.Sprint("nosuch", i)}).Dial("rdma", "127.0.0.1:1")
+		_, err := (&rdmanet.Dialer{Device: fmt.Sprint("nosuch", i)}).Dial("rdma", "127.0.0.1:1")
 		require.ErrorIs(t, err, rdmanet.ErrNoDevice)
 	}
 	now := s.scrape()
@@ -188,15 +194,15 @@ func TestFailures(t *testing.T) {
 			dials -= v
 		}
 	})
-	assert.Equal(t, 101, errs)
-	assert.Equal(t, 101, dials)
+	assert.Equal(t, 102, errs)
+	assert.Equal(t, 102, dials)
 	assert.LessOrEqual(t, series, 2, "the device, and none")
 
 	// Requests: refused, and beyond the backlog.
 	l := listen(t, &rdmanet.ListenConfig{Admit: func(*rdmanet.Request) error { return errors.New("no") }})
 	full := listen(t, &rdmanet.ListenConfig{Backlog: 2})
 	ls := serve(t, NewListenerCollector(l, full))
-	_, err = rdmanet.Dial("rdma", l.Addr().String())
+	_, err := rdmanet.Dial("rdma", l.Addr().String())
 	require.Error(t, err)
 	assert.Equal(t, 1, ls.scrape().value("rdmanet_listener_rejected_requests_total"))
 	ctx, cancel := context.WithCancel(t.Context())
