@@ -3,6 +3,7 @@ package softroce
 import (
 	"errors"
 	"net"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -40,18 +41,18 @@ func TestEndlessRNRRetriesCanBeStopped(t *testing.T) {
 						y = n.newEnd(l.attr, l.depth, nil)
 						x.connect(y, l)
 					}
-					sent := 0
-					network.Filter(func(*simnet.Frame) bool { sent++; return false })
+					var sent atomic.Int64
+					network.Filter(func(*simnet.Frame) bool { sent.Add(1); return false })
 					x.send(verbs.SendWR{ID: 1, Op: verbs.OpSend, Inline: []byte("x")})
 					time.Sleep(5 * time.Second)
 					require.Empty(t, x.completions(), "it goes on")
-					require.Greater(t, sent, 100)
+					require.Greater(t, sent.Load(), int64(100))
 
 					stop(x, y)
 					time.Sleep(time.Minute)
-					was := sent
+					was := sent.Load()
 					time.Sleep(time.Hour)
-					require.Equal(t, was, sent, "it is over")
+					require.Equal(t, was, sent.Load(), "it is over")
 					got, want := x.completions(), 1
 					if errors.Is(x.q.ToError(), net.ErrClosed) {
 						want = 0
