@@ -73,6 +73,17 @@ type Dialer struct {
 	// TrafficClass is the DSCP, shifted left by two, of the packets. 0: the device's default.
 	TrafficClass uint8
 
+	// Fallback, if it is not nil, dials the same address by TCP where connecting by RDMA fails, or takes
+	// longer than FallbackAfter; the connection is then a [*net.TCPConn]. Its own fields apply
+	// (LocalAddr, KeepAlive, Timeout ...); a nil Resolver is the one above. For a minute after that TCP is tried first
+	// for the destination. Each is counted ([DeviceStats]), and each cause logged once. It is for streams only. See the package comment
+	// on what it means for security.
+	Fallback *net.Dialer
+
+	// FallbackAfter is how long RDMA has before TCP is tried beside it, at most half of the time there is. The
+	// one that connects first serves, the other is given up. 0: 300 ms, negative: TCP only once RDMA has failed, for which it has half of the time.
+	FallbackAfter time.Duration
+
 	// Logger takes warnings. Nil: slog.Default().
 	Logger *slog.Logger
 }
@@ -115,11 +126,10 @@ func (d *Dialer) DialContext(ctx context.Context, network, address string) (net.
 		}
 		return c, nil
 	}
-	c, err := (&attempts[*Conn]{d.FallbackDelay, x.one}).any(ctx, addrs)
-	if err != nil {
-		return nil, err
+	if d.Fallback != nil {
+		return x.orTCP(ctx, addrs, address)
 	}
-	return c, nil
+	return x.rdma(ctx, addrs)
 }
 
 // deadline is the earlier one of Timeout and Deadline.
@@ -160,6 +170,7 @@ type dialing struct {
 	*Dialer
 	network network
 	local   netip.AddrPort
+	tried   tried
 }
 
 // one connects to one address. Its errors are complete.
@@ -172,6 +183,7 @@ func (x *dialing) one(ctx context.Context, addr netip.AddrPort) (*Conn, error) {
 			e.Provider, e.Device = c.provider, c.device
 		}
 		device := totalsOf(e.Provider, e.Device)
+		x.tried.device(device)
 		device.dials.Add(1)
 		device.dialErrors.Add(1)
 		return &net.OpError{Op: "dial", Net: x.network.name, Source: x.source(), Addr: remote, Err: e}
@@ -179,6 +191,7 @@ func (x *dialing) one(ctx context.Context, addr netip.AddrPort) (*Conn, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, fail(PhaseConnect, err)
 	}
+	x.tried.addr(addr)
 	id, err := cm.Default().Resolve(ctx, x.Device, verbs.CMIDAttr{
 		PortSpace: verbs.PSTCP, Local: x.local, Remote: addr, TrafficClass: x.TrafficClass,
 	})
@@ -187,6 +200,7 @@ func (x *dialing) one(ctx context.Context, addr netip.AddrPort) (*Conn, error) {
 	}
 	cfg := ringConfig(x.ReadBuffer, x.WriteBuffer, x.BusyPoll, x.KeepAlive, x.KeepAliveConfig)
 	c = newConn(x.network.name, id, cfg.KeepAlive)
+	x.tried.device(c.totals)
 	c.ring, err = ring.Client(ctx, id, cfg)
 	if err != nil {
 		return nil, fail(PhaseConnect, err)

@@ -33,6 +33,16 @@
 //
 // A datagram is one packet: [PacketConn.MaxPayload] tells how long it may be, 1024 bytes on an Ethernet with an MTU of 1500. iWARP has no datagrams.
 //
+// # TCP
+//
+// Nothing here speaks TCP unasked. With a Dialer's Fallback set, TCP serves where RDMA fails or is slow; a listener whose
+// ListenConfig has a Fallback takes both at one port number, so that servers and clients can move to RDMA one by one:
+//
+//	lc := &rdmanet.ListenConfig{Fallback: &net.ListenConfig{}} // Accept returns a *Conn or a *net.TCPConn
+//	d := &rdmanet.Dialer{Fallback: &net.Dialer{}}              // and so does Dial; Unwrap tells
+//
+// The project's docs/recipes.md has more on it.
+//
 // # Environment
 //
 // RDMANET_DEVICE stands in for an empty Device field. RDMANET_PCAP names a file to which
@@ -84,5 +94,6 @@
 // RDMA traffic is clear text. What the ends tell each other while connecting can be
 // forged, so that a [Request]'s Remote is a claim. Traffic of an RDMA device bypasses iptables, eBPF
 // policies and tcpdump. Use [crypto/tls.Client] and [crypto/tls.Server] on whatever leaves the host,
-// with certificates at both ends between services.
+// with certificates at both ends between services. With Fallback set, whoever can stop RDMA's packets makes the ends
+// use TCP: only TLS makes that harmless.
 package rdmanet

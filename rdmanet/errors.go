@@ -53,6 +53,9 @@ func (e *Error) Unwrap() error { return e.Err }
 
 // Timeout tells whether the error is one of time: a deadline, a peer's silence.
 func (e *Error) Timeout() bool {
+	if both := new(neitherError); errors.As(e.Err, &both) {
+		return both.Timeout()
+	}
 	if errors.Is(e.Err, verbs.ErrNoDevice) {
 		return false
 	}

@@ -39,7 +39,13 @@ type ListenConfig struct {
 
 	// Admit is asked about each request, before anything is allocated for it; an error
 	// rejects it. It may be called from several goroutines. Nil admits all.
+	// With Fallback it is asked about TCP connections, too, which it can only end.
 	Admit func(r *Request) error
+
+	// Fallback, if it is not nil, takes TCP connections on the same port number, too: Accept returns either a
+	// *Conn or a [*net.TCPConn]. Port 0 picks a number that is free with both. Its own fields apply to TCP, whose backlog is the
+	// kernel's. Where no device serves the address there is TCP alone, and a line in the log. It is for streams only.
+	Fallback *net.ListenConfig
 
 	// Logger takes warnings. Nil: slog.Default().
 	Logger *slog.Logger
@@ -50,7 +56,7 @@ type Request struct {
 	Local  *Addr
 	Remote *Addr // a claim, not an identity: whoever can send packets can forge it
 
-	Provider, Device string
+	Provider, Device string // "tcp" and no device where a listener's Fallback serves
 
 	// Cred is the peer as the kernel knows it; nil where the kernel does not vouch for it.
 	Cred *Cred
@@ -84,12 +90,21 @@ func (lc *ListenConfig) Listen(ctx context.Context, network, address string) (ne
 	// other half are those being set up and those that wait for Accept.
 	arrived := max(backlog/2, 1)
 	short := make(chan error, 1)
-	l, err := cm.Default().Listen(ctx, lc.Device, verbs.ListenAttr{
+	attr := verbs.ListenAttr{
 		PortSpace: verbs.PSTCP, Local: local, DualStack: dual, Backlog: arrived, TrafficClass: lc.TrafficClass,
 		Short: func(err error) { tellShort(short, err) },
-	})
+	}
+	slots := max(backlog-arrived, 1)
+	if lc.Fallback != nil {
+		parts, tcp, err := lc.listenBoth(ctx, &attr)
+		if err != nil {
+			return nil, opError("listen", nw.name, nil, addr, PhaseRoute, contextError(ctx, err))
+		}
+		return newListenerOfBoth(nw.name, *lc, parts, tcp, slots, short), nil
+	}
+	parts, err := cm.Default().Listen(ctx, lc.Device, attr)
 	if err != nil {
 		return nil, opError("listen", nw.name, nil, addr, PhaseRoute, contextError(ctx, err))
 	}
-	return newListener(nw.name, *lc, l, max(backlog-arrived, 1), short), nil
+	return newListener(nw.name, *lc, parts, slots, short), nil
 }

@@ -21,6 +21,7 @@ type Listener struct {
 	addr    *Addr
 	lc      ListenConfig
 	parts   *cm.Listener
+	tcp     *tcpHalf // nil without Fallback
 	ring    *ring.Config
 
 	slots chan struct{} // one held by each connection that is being set up or waits
@@ -46,16 +47,21 @@ type Listener struct {
 // ListenerStats counts what became of requests to connect.
 type ListenerStats struct {
 	Accepted uint64 // returned by Accept
+	TCP      uint64 // of these, by TCP (Fallback)
 	Rejected uint64 // refused by Admit
 	Dropped  uint64 // beyond the backlog
 	Failed   uint64 // the peer died, spoke something else or did not answer, or something ran out
-	Waiting  uint64 // for Accept, now
+	Waiting  uint64 // for Accept, now; of TCP's those that the kernel has handed over
 }
 
 func newListener(network string, lc ListenConfig, parts *cm.Listener, slots int, short chan error) *Listener {
+	return newListenerOfBoth(network, lc, parts, nil, slots, short)
+}
+
+// newListenerOfBoth has TCP beside the parts, of which there may be none then.
+func newListenerOfBoth(network string, lc ListenConfig, parts *cm.Listener, tcp net.Listener, slots int, short chan error) *Listener {
 	l := &Listener{
 		network: network,
-		addr:    AddrFromAddrPort(parts.Addr()),
 		lc:      lc,
 		parts:   parts,
 		ring:    ringConfig(lc.ReadBuffer, lc.WriteBuffer, lc.BusyPoll, lc.KeepAlive, lc.KeepAliveConfig),
@@ -68,15 +74,25 @@ func newListener(network string, lc ListenConfig, parts *cm.Listener, slots int,
 	}
 	l.setUps.init()
 	l.ctx, l.cancel = context.WithCancel(context.Background())
+	if tcp != nil {
+		l.addr = AddrFromAddrPort(tcpAddrPort(tcp.Addr()))
+		l.tcp = &tcpHalf{Listener: tcp, ready: make(chan tcpAccepted), asking: make(chan struct{}, slots)}
+		l.living++
+		l.pulling.Go(l.pullTCP)
+	}
+	if len(parts.Parts) > 0 {
+		l.addr = AddrFromAddrPort(parts.Addr())
+	}
 	for _, p := range parts.Parts {
 		l.pulling.Go(func() { l.pull(p) })
 	}
 	return l
 }
 
-func (l *Listener) logger() *slog.Logger {
-	if l.lc.Logger != nil {
-		return l.lc.Logger
+// logger is what a Logger field means.
+func logger(l *slog.Logger) *slog.Logger {
+	if l != nil {
+		return l
 	}
 	return slog.Default()
 }
@@ -157,7 +173,7 @@ func (l *Listener) lost(p cm.Part, err error) {
 	if l.closed {
 		return
 	}
-	l.logger().Warn("rdmanet: listener lost a provider", "addr", l.addr.String(), "provider", p.Provider, "err", err)
+	logger(l.lc.Logger).Warn("rdmanet: listener lost a provider", "addr", l.addr.String(), "provider", p.Provider, "err", err)
 	if l.living--; l.living == 0 {
 		l.dead = &cm.ProviderError{Provider: p.Provider, Device: p.Device, Err: err}
 		close(l.ended)
@@ -247,7 +263,7 @@ func (l *Listener) deliver(c *Conn) bool {
 	return true
 }
 
-// Accept waits for the next connection, a [*Conn]. A peer that dies or misbehaves while
+// Accept waits for the next connection, a [*Conn]; with Fallback it may be a [*net.TCPConn]. A peer that dies or misbehaves while
 // connecting does not make it fail. It does when files or memory run out, with an error that
 // is Temporary, since those may come back.
 func (l *Listener) Accept() (net.Conn, error) {
@@ -258,7 +274,11 @@ func (l *Listener) Accept() (net.Conn, error) {
 	return c, nil
 }
 
-func (l *Listener) accept() (*Conn, error) {
+func (l *Listener) accept() (net.Conn, error) {
+	var tcp <-chan tcpAccepted
+	if l.tcp != nil {
+		tcp = l.tcp.ready
+	}
 	expired := l.deadline.Past()
 	select { // what is over is over, also when connections wait
 	case <-l.ctx.Done():
@@ -272,6 +292,13 @@ func (l *Listener) accept() (*Conn, error) {
 		<-l.slots
 		l.accepted.Add(1)
 		return c, nil
+	case a := <-tcp:
+		if a.err != nil {
+			return nil, a.err
+		}
+		l.accepted.Add(1)
+		l.tcp.accepted.Add(1)
+		return a.c, nil
 	case err := <-l.short:
 		return nil, err
 	case <-l.ended:
@@ -306,6 +333,10 @@ func (l *Listener) Stats() ListenerStats {
 	for _, p := range l.parts.Parts {
 		s.Dropped += p.Stats().Dropped
 	}
+	if l.tcp != nil {
+		s.TCP = l.tcp.accepted.Load()
+		s.Waiting += uint64(max(l.tcp.waiting.Load(), 0))
+	}
 	return s
 }
 
@@ -323,6 +354,9 @@ func (l *Listener) Close() error {
 
 	l.cancel()
 	err := l.parts.Close()
+	if l.tcp != nil {
+		err = errors.Join(err, l.tcp.Close())
+	}
 	l.pulling.Wait()
 	for _, cancel := range cancels {
 		cancel()

@@ -126,3 +126,47 @@ func TestListenerLosesProviders(t *testing.T) {
 	assert.True(t, bs[1].closed.Load())
 	assert.Equal(t, 2, bytes.Count(log.Bytes(), []byte("lost a provider")))
 }
+
+// oddTCP is TCP's listener, whose Accept the test decides.
+type oddTCP struct {
+	net.Listener
+	errs chan error
+}
+
+func (l *oddTCP) Accept() (net.Conn, error) {
+	select {
+	case err := <-l.errs:
+		return nil, &net.OpError{Op: "accept", Net: "tcp", Err: os.NewSyscallError("accept4", err)}
+	default:
+		return l.Listener.Accept()
+	}
+}
+
+// With TCP beside it a listener goes on when all providers are lost, and when TCP runs out of files.
+func TestListenerOfBothGoesOn(t *testing.T) {
+	tcp, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	odd := &oddTCP{tcp, make(chan error, 1)}
+	odd.errs <- syscall.EMFILE
+	parts, bs := brokenParts(1)
+	l := newListenerOfBoth("rdma", ListenConfig{Logger: quiet()}, parts, odd, 4, make(chan error, 1))
+	_, err = l.Accept()
+	require.ErrorIs(t, err, syscall.EMFILE)
+	var op *net.OpError
+	require.ErrorAs(t, err, &op)
+	assert.True(t, op.Temporary(), "else http.Server ends")
+	assert.Equal(t, "rdma", op.Net)
+
+	bs[0].fail <- syscall.ENODEV
+	c, err := net.Dial("tcp", tcp.Addr().String())
+	require.NoError(t, err)
+	defer c.Close()
+	s, err := l.Accept()
+	require.NoError(t, err)
+	require.IsType(t, (*net.TCPConn)(nil), s)
+	require.NoError(t, s.Close())
+	require.NoError(t, l.SetDeadline(time.Now().Add(20*time.Millisecond)))
+	_, err = l.Accept()
+	require.ErrorIs(t, err, os.ErrDeadlineExceeded)
+	require.NoError(t, l.Close())
+}

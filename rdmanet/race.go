@@ -81,24 +81,34 @@ func share(ctx context.Context, n int) (context.Context, context.CancelFunc) {
 }
 
 // race tries the preferred addresses, and the others beside them once delay has
-// passed or the preferred have failed. A connection that comes second is closed.
-func (x *attempts[C]) race(ctx context.Context, preferred, others []netip.AddrPort, delay time.Duration) (none C, err error) {
+// passed or the preferred have failed.
+func (x *attempts[C]) race(ctx context.Context, preferred, others []netip.AddrPort, delay time.Duration) (C, error) {
+	c, err, _ := either(ctx,
+		func(ctx context.Context) (C, error) { return x.inOrder(ctx, preferred) },
+		func(ctx context.Context) (C, error) { return x.inOrder(ctx, others) }, delay)
+	return c, err
+}
+
+// either tries the first way to connect, and the second beside it once delay has passed or the first has failed; with
+// a negative delay only then. A connection that comes too late is closed. If neither works, both errors are
+// returned, nil for a way that was not tried; if one does, the error of one that had failed before.
+func either[C io.Closer](ctx context.Context, first, second func(context.Context) (C, error), delay time.Duration) (c C, err1, err2 error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel() // ends the slower one
 
 	type result struct {
-		c         C
-		err       error
-		preferred bool
+		c     C
+		err   error
+		first bool
 	}
 	results := make(chan result)
 	over := make(chan struct{})
 	defer close(over)
-	start := func(addrs []netip.AddrPort, preferred bool) {
+	start := func(way func(context.Context) (C, error), first bool) {
 		go func() {
-			c, err := x.inOrder(ctx, addrs)
+			c, err := way(ctx)
 			select {
-			case results <- result{c, err, preferred}:
+			case results <- result{c, err, first}:
 			case <-over:
 				if err == nil {
 					c.Close()
@@ -106,30 +116,35 @@ func (x *attempts[C]) race(ctx context.Context, preferred, others []netip.AddrPo
 			}
 		}()
 	}
-	start(preferred, true)
-	timer := time.NewTimer(delay)
-	defer timer.Stop()
+	start(first, true)
+	var late <-chan time.Time
+	if delay >= 0 {
+		timer := time.NewTimer(delay)
+		defer timer.Stop()
+		late = timer.C
+	}
 	running, started := 1, false
-	var failed error // of the preferred addresses
 	for {
 		select {
-		case <-timer.C:
+		case <-late:
 		case r := <-results:
 			if r.err == nil {
-				return r.c, nil
+				return r.c, err1, err2
 			}
 			running--
-			if r.preferred {
-				failed = r.err
+			if r.first {
+				err1 = r.err
+			} else {
+				err2 = r.err
 			}
 		}
 		if !started && ctx.Err() == nil {
 			started = true
 			running++
-			start(others, false)
+			start(second, false)
 		}
 		if running == 0 {
-			return none, failed
+			return c, err1, err2
 		}
 	}
 }

@@ -48,6 +48,7 @@ type DeviceStats struct {
 	Conns             uint64      // open now
 	Datagrams         PacketStats // of PacketConns, on the device that each was first on
 	Dials, DialErrors uint64
+	Fallbacks         uint64 // dials that TCP served, because RDMA had failed or been slow on this device
 	BadICRC           uint64 // packets dropped: changed on the way, or not RoCE
 	BadKey            uint64 // requests refused: memory that is not there or not the peer's to access
 	BadPacket         uint64 // packets dropped: malformed, or not what the peer may send
@@ -57,6 +58,7 @@ type DeviceStats struct {
 type totals struct {
 	provider, device  string
 	dials, dialErrors atomic.Uint64
+	fallbacks         atomic.Uint64
 
 	mu   sync.Mutex
 	live map[*Conn]struct{}
@@ -140,6 +142,7 @@ func (t *totals) stats() DeviceStats {
 	d := DeviceStats{
 		Stats: t.past, Conns: uint64(len(t.live)),
 		Dials: t.dials.Load(), DialErrors: t.dialErrors.Load(), Datagrams: t.pastPackets,
+		Fallbacks: t.fallbacks.Load(),
 	}
 	for c := range t.livePackets {
 		s := c.Stats()

@@ -47,6 +47,9 @@ var deviceMetrics = []metric[rdmanet.DeviceStats]{
 	counter("dial_errors_total", "Dials that failed. Those for which no device was found have no labels.",
 		func(s *rdmanet.DeviceStats) uint64 { return s.DialErrors }),
 
+	counter("fallbacks_total", "Dials that TCP served (a Dialer's Fallback), because RDMA had failed or been slow on the device.",
+		func(s *rdmanet.DeviceStats) uint64 { return s.Fallbacks }),
+
 	counter("stream_read_bytes_total", "Bytes that programs have read from streams.",
 		func(s *rdmanet.DeviceStats) uint64 { return s.BytesRead }),
 	counter("stream_written_bytes_total", "Bytes that programs have written to streams.",
@@ -92,6 +95,8 @@ var deviceMetrics = []metric[rdmanet.DeviceStats]{
 var listenerMetrics = []metric[rdmanet.ListenerStats]{
 	ofListener("accepted_connections_total", "Connections that Accept has returned.", prometheus.CounterValue,
 		func(s *rdmanet.ListenerStats) uint64 { return s.Accepted }),
+	ofListener("tcp_connections_total", "Of the accepted connections, those by TCP (a ListenConfig's Fallback).", prometheus.CounterValue,
+		func(s *rdmanet.ListenerStats) uint64 { return s.TCP }),
 	ofListener("rejected_requests_total", "Requests to connect that Admit has refused.", prometheus.CounterValue,
 		func(s *rdmanet.ListenerStats) uint64 { return s.Rejected }),
 	ofListener("dropped_requests_total", "Requests to connect beyond the backlog, whose dialers try again; not counted by RDMA devices.", prometheus.CounterValue,
