@@ -273,11 +273,11 @@ func (s *Socket) remake(e *endpoint) {
 	if len(eps) == 0 {
 		s.lost.Store(&failure{err})
 	}
+	s.mu.Lock() // Stats finds it in one of the two
 	s.eps.Store(&eps)
-	s.making.Unlock()
-	s.mu.Lock()
 	s.retired = append(s.retired, e)
 	s.mu.Unlock()
+	s.making.Unlock()
 	s.retirees.Add(1)
 	s.rd.Wake()
 	s.wr.Wake()
@@ -350,14 +350,16 @@ func (s *Socket) Close() error {
 	s.peers.clear()
 	s.freeRetiredLocked()
 	eps := *s.eps.Load()
+	drops := uint64(0)
 	for _, e := range eps {
 		keep(e.stop())
-		s.mu.Lock()
-		s.pastDrops += e.drops.Load()
-		s.mu.Unlock()
+		drops += e.drops.Load()
 		keep(e.tx.free(e))
 	}
+	s.mu.Lock() // Stats finds them here or there
 	s.eps.Store(new([]*endpoint))
+	s.pastDrops += drops
+	s.mu.Unlock()
 	s.wmu.Unlock()
 	s.handles.Wait() // a writer that comes too late may have some, and gives them back
 	for _, e := range eps {
