@@ -91,10 +91,10 @@ func TestRest(t *testing.T) {
 		c, _, _, _ := newRester(t, time.Hour)
 		c.armed.Store(false)
 		c.rest.begin(c)
-		for _, want := range []time.Duration{2, 4, 8, 8} {
+		for _, want := range []time.Duration{2 * time.Hour, 4 * time.Hour, 8 * time.Hour, 8 * time.Hour} {
 			c.spins.Add(1)
 			require.False(t, c.rest.over(c))
-			require.Equal(t, want*time.Hour, c.rest.next)
+			require.Equal(t, want, c.rest.next)
 		}
 		require.True(t, c.rest.over(c), "no spin meanwhile")
 		c.rest.begin(c)
