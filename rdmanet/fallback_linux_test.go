@@ -301,7 +301,7 @@ func TestFallbackNeither(t *testing.T) {
 	// No device at all, and TCP's silence.
 	d, _ = falling(t)
 	_, over := stuckTCP(d)
-	d.Device, d.Timeout = "mlx5_77", 100*time.Millisecond
+	d.Device, d.Timeout = "mlx5_77", 500*time.Millisecond
 	_, e = dialError(t, d, "rdma", addr)
 	require.ErrorIs(t, e, rdmanet.ErrNoDevice)
 	assert.True(t, e.Timeout(), "that is what ended it: %v", e)

@@ -73,7 +73,7 @@ type tcpHalf struct {
 	net.Listener
 	ready    chan tcpAccepted // for Accept; unbuffered
 	asking   chan struct{}    // one held by each connection that Admit is asked about
-	waiting  atomic.Int64
+	waiting  atomic.Int64     // for Accept
 	accepted atomic.Uint64
 }
 
@@ -121,21 +121,20 @@ func (l *Listener) admitTCP(c net.Conn) {
 // deliverTCP hands a to Accept, unless the listener is closed first.
 func (l *Listener) deliverTCP(a tcpAccepted) {
 	if a.c != nil {
-		l.tcp.waiting.Add(1)
-		defer l.tcp.waiting.Add(-1)
+		l.tcp.waiting.Add(1) // until Accept has it
 	}
 	select {
 	case l.tcp.ready <- a:
 	case <-l.ctx.Done():
-		resetTCP(a.c)
+		if a.c != nil {
+			l.tcp.waiting.Add(-1)
+			resetTCP(a.c)
+		}
 	}
 }
 
 // resetTCP ends a connection that nobody has accepted, as the kernel ends those in a backlog.
 func resetTCP(c net.Conn) {
-	if c == nil {
-		return
-	}
 	if t, ok := c.(*net.TCPConn); ok {
 		_ = t.SetLinger(0)
 	}

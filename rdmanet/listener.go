@@ -296,6 +296,7 @@ func (l *Listener) accept() (net.Conn, error) {
 		if a.err != nil {
 			return nil, a.err
 		}
+		l.tcp.waiting.Add(-1)
 		l.accepted.Add(1)
 		l.tcp.accepted.Add(1)
 		return a.c, nil
@@ -335,7 +336,7 @@ func (l *Listener) Stats() ListenerStats {
 	}
 	if l.tcp != nil {
 		s.TCP = l.tcp.accepted.Load()
-		s.Waiting += uint64(max(l.tcp.waiting.Load(), 0))
+		s.Waiting += uint64(l.tcp.waiting.Load())
 	}
 	return s
 }
