@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -35,7 +34,7 @@ func isMessage(attrs ...ibcm.Attr) func(*simnet.Frame) bool {
 // TestPartitionWhileConnecting: no answer to a dial.
 func TestPartitionWhileConnecting(t *testing.T) {
 	t.Run("lasts", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
+		simulated(t, func(t *testing.T) {
 			s := newSim(t, 1, localNet)
 			l := s.listen()
 			s.cut()
@@ -48,7 +47,7 @@ func TestPartitionWhileConnecting(t *testing.T) {
 		})
 	})
 	t.Run("lasts longer than the dialer waits", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
+		simulated(t, func(t *testing.T) {
 			s := newSim(t, 1, localNet)
 			l := s.listen()
 			s.cut()
@@ -63,7 +62,7 @@ func TestPartitionWhileConnecting(t *testing.T) {
 		})
 	})
 	t.Run("heals", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
+		simulated(t, func(t *testing.T) {
 			s := newSim(t, 1, localNet)
 			l := s.listen()
 			s.cut()
@@ -89,7 +88,7 @@ func TestConnectMessagesLost(t *testing.T) {
 	} {
 		for n := range 4 {
 			t.Run(fmt.Sprint(c.name, " ", n+1), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
+				simulated(t, func(t *testing.T) {
 					s := newSim(t, 1, localNet)
 					l := s.listen()
 					s.DropNext(n+1, isMessage(c.attr...))
@@ -104,7 +103,7 @@ func TestConnectMessagesLost(t *testing.T) {
 	}
 	t.Run("every RTU, then data", func(t *testing.T) {
 		// The first packet of the peer stands for it.
-		synctest.Test(t, func(t *testing.T) {
+		simulated(t, func(t *testing.T) {
 			s := newSim(t, 1, localNet)
 			l := s.listen()
 			s.Filter(isMessage(ibcm.AttrRTU))
@@ -120,7 +119,7 @@ func TestConnectMessagesLost(t *testing.T) {
 	})
 	t.Run("every RTU, and no data", func(t *testing.T) {
 		// The question whether the peer lives stands for it.
-		synctest.Test(t, func(t *testing.T) {
+		simulated(t, func(t *testing.T) {
 			s := newSim(t, 1, localNet)
 			l := s.listen()
 			heal := s.Filter(isMessage(ibcm.AttrRTU))
@@ -136,7 +135,7 @@ func TestConnectMessagesLost(t *testing.T) {
 		})
 	})
 	t.Run("every REP", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
+		simulated(t, func(t *testing.T) {
 			s := newSim(t, 1, localNet)
 			l := s.listen()
 			heal := s.Filter(isMessage(ibcm.AttrREP))
@@ -156,7 +155,7 @@ func TestConnectMessagesLost(t *testing.T) {
 // TestPartitionWhileAccepting: the network is cut behind the REP. The dialer has a connection,
 // the listener has none.
 func TestPartitionWhileAccepting(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	simulated(t, func(t *testing.T) {
 		s := newSim(t, 1, localNet)
 		l := s.listen()
 		isREP := isMessage(ibcm.AttrREP)

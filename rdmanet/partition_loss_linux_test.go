@@ -11,7 +11,6 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -63,7 +62,7 @@ func (s *sim) works(l *rdmanet.Listener) {
 func TestPartitionHeals(t *testing.T) {
 	for _, d := range []time.Duration{time.Millisecond, 100 * time.Millisecond, time.Second, 5 * time.Second, patience - 2500*time.Millisecond} {
 		t.Run(d.String(), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			simulated(t, func(t *testing.T) {
 				s := newSim(t, 1, localNet)
 				l := s.listen()
 				c, sv := s.pair(l)
@@ -139,7 +138,7 @@ func TestPartitionLasts(t *testing.T) {
 		client, server bool // writing
 	}{{"both write", true, true}, {"the client writes", true, false}, {"the server writes", false, true}, {"idle", false, false}} {
 		t.Run(c.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			simulated(t, func(t *testing.T) {
 				s := newSim(t, 1, localNet)
 				l := s.listen()
 				cl, sv := s.pair(l)
@@ -197,7 +196,7 @@ func TestPartitionLasts(t *testing.T) {
 func TestPartitionInOneDirection(t *testing.T) {
 	for _, from := range []string{"client", "server"} {
 		t.Run("of the "+from, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			simulated(t, func(t *testing.T) {
 				s := newSim(t, 1, localNet)
 				l := s.listen()
 				cl, sv := s.pair(l)
@@ -231,7 +230,7 @@ func TestPartitionInOneDirection(t *testing.T) {
 // said it would, and the peer learns of the end.
 func TestPartitionWhileClosing(t *testing.T) {
 	t.Run("everything", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
+		simulated(t, func(t *testing.T) {
 			s := newSim(t, 1, localNet)
 			l := s.listen()
 			c, sv := s.pair(l)
@@ -249,7 +248,7 @@ func TestPartitionWhileClosing(t *testing.T) {
 		})
 	})
 	t.Run("for a while", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
+		simulated(t, func(t *testing.T) {
 			s := newSim(t, 1, localNet)
 			l := s.listen()
 			c, sv := s.pair(l)
@@ -266,7 +265,7 @@ func TestPartitionWhileClosing(t *testing.T) {
 	})
 	for name, attr := range map[string]ibcm.Attr{"DREQ": ibcm.AttrDREQ, "DREP": ibcm.AttrDREP} {
 		t.Run("every "+name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			simulated(t, func(t *testing.T) {
 				s := newSim(t, 1, localNet)
 				l := s.listen()
 				s.Filter(isMessage(attr))
@@ -298,7 +297,7 @@ func TestPartitionAtAnyMoment(t *testing.T) {
 		n = 6
 	}
 	for _, seed := range simnet.Seeds(t, n, long) {
-		synctest.Test(t, func(t *testing.T) {
+		simulated(t, func(t *testing.T) {
 			r := rand.New(rand.NewPCG(seed, 1))
 			s := newSim(t, seed, simnet.Options{Delay: time.Millisecond, Jitter: time.Millisecond, Loss: 0.02, Dup: 0.02, Reorder: 0.02})
 			l := s.listen()

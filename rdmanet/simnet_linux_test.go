@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -22,6 +23,16 @@ import (
 	"github.com/go-rdma/rdma/internal/verbs/softroce/simnet"
 	"github.com/go-rdma/rdma/rdmanet"
 )
+
+// simulated runs f in simulated time, once what earlier tests have closed in real time is done: what the package waits with must
+// not belong to both.
+func simulated(t *testing.T, f func(t *testing.T)) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	require.NoError(t, rdmanet.Drain(ctx))
+	synctest.Test(t, f)
+}
 
 // sim is two hosts on a simulated network, each with a softroce device: sim0 of those who
 // dial, sim1 of those who listen. While it lasts they are the only devices there are.
