@@ -177,12 +177,13 @@ func (c *Conn) finish(ev Event, err error) {
 	c.finished.Do(func() {
 		c.stand(err)
 		c.err = err
+		close(c.done)
+		c.ended.Store(true)
+		// Who is told of the event finds Err.
 		c.evMu.Lock()
 		c.events <- ev
 		close(c.events)
 		c.evMu.Unlock()
-		close(c.done)
-		c.ended.Store(true)
 		if ev == EventLost {
 			logWarn("connection lost", c, err)
 		}

@@ -189,8 +189,13 @@ func TestLastWord(t *testing.T) {
 				_ = d.Disconnect()
 			}()
 			require.NoError(t, c.Do(t.Context(), rpma.Send(rpma.Local{})))
+			for _, want := range []rpma.Event{rpma.EventEstablished, rpma.EventClosed} {
+				ev, err := c.NextEvent(t.Context())
+				require.NoError(t, err)
+				require.Equal(t, want, ev)
+			}
+			require.ErrorIs(t, c.Err(), io.EOF, "who is told of the event finds why")
 			<-c.Done()
-			require.ErrorIs(t, c.Err(), io.EOF)
 			require.NoError(t, c.Close())
 			require.NoError(t, d.Close())
 		}
