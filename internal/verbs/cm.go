@@ -27,6 +27,10 @@ type CMIDAttr struct {
 	Remote       netip.AddrPort
 	TrafficClass uint8
 
+	// AnyUser lets the listener be any user's process, where the provider knows whose it is. Else it is one of this
+	// user's or of root's: a name of this host's can be held by whoever is first, and then not by who shall have it.
+	AnyUser bool
+
 	// Handler is told what happens to the connection, one event at a time, in order.
 	Handler func(Event)
 }
@@ -40,6 +44,10 @@ type ListenAttr struct {
 	DualStack    bool           // with an unspecified address: of both families
 	Backlog      int            // requests kept for GetRequest; more are dropped, so that peers try again
 	TrafficClass uint8          // of the packets to whoever connects; 0: what they ask for
+
+	// AnyUser lets processes of other users send requests, where the provider knows whose they are: the consumer looks
+	// at each one's [Credentialed]. Else they come from this user's processes and root's.
+	AnyUser bool
 
 	// Short, if not nil, is told now and then while requests or packets are lost because the process is out of
 	// descriptors or memory. It must not wait. Not every provider can tell.
@@ -134,6 +142,15 @@ type CMID interface {
 	// handler is running or will run once Close returns, so it must not be called
 	// with a lock held that the handler takes.
 	Close() error
+}
+
+// Cred is a process as the kernel knows it (unix(7), SO_PEERCRED).
+type Cred struct{ PID, UID, GID int }
+
+// Credentialed is a [CMID] whose peer is a process of this host.
+type Credentialed interface {
+	// Cred is who made the listener, or who sent the request, and as whom.
+	Cred() Cred
 }
 
 // Aborter is a [CMID] that can tell its peer that the connection is broken. A DREQ, which is all

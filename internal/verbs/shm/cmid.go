@@ -34,7 +34,7 @@ type outcome struct {
 // cmid is a [verbs.CMID].
 type cmid struct {
 	dev           *device
-	link          *link // nil: the port had no listener
+	link          *link
 	conn          uint32
 	active        bool
 	space         verbs.PortSpace
@@ -58,8 +58,9 @@ type cmid struct {
 }
 
 var (
-	_ verbs.CMID    = (*cmid)(nil)
-	_ verbs.Aborter = (*cmid)(nil)
+	_ verbs.CMID         = (*cmid)(nil)
+	_ verbs.Aborter      = (*cmid)(nil)
+	_ verbs.Credentialed = (*cmid)(nil)
 )
 
 func (c *cmid) Provider() verbs.Provider       { return c.dev.p }
@@ -67,6 +68,7 @@ func (c *cmid) Device() verbs.Device           { return c.dev }
 func (c *cmid) LocalAddr() netip.AddrPort      { return c.local }
 func (c *cmid) RemoteAddr() netip.AddrPort     { return c.remote }
 func (c *cmid) SetHandler(h func(verbs.Event)) { c.events.SetHandler(h) }
+func (c *cmid) Cred() verbs.Cred               { return c.link.cred }
 func (c *cmid) Request() *verbs.ConnParam      { return c.request }
 func (c *cmid) failed(what string, e error) error {
 	return fmt.Errorf("shm: %s %v: %w", what, c.remote, e)
@@ -208,9 +210,6 @@ func (c *cmid) begin(r *request, private []byte) ([]byte, error) {
 		return nil, wrongState("no queue pair")
 	case c.state != cmFresh:
 		return nil, wrongState("the identifier was connected before")
-	case c.link == nil:
-		c.state = cmFailed
-		return nil, &verbs.RejectError{Reason: verbs.RejInvalidServiceID}
 	}
 	var ok1, ok2 bool
 	r.Local, ok1 = toAddress(c.local)
@@ -317,8 +316,8 @@ func (l *link) gotConnect(h header, body []byte) error {
 		return errMessage
 	}
 	local, remoteAddr := r.Remote.addrPort(), r.Local.addrPort()
-	ls := l.dev.p.ports.listener(verbs.PortSpace(r.PortSpace), local)
-	if ls == nil {
+	ls := l.dev.p.ports.listener(portKey{verbs.PortSpace(r.PortSpace), local.Port()}, local.Addr())
+	if ls == nil || !ls.takes(l.cred) { // who has a link may know it from another port
 		l.tell(header{Kind: msgReject, Extra: verbs.RejInvalidServiceID, ID: h.ID})
 		return nil
 	}
@@ -578,11 +577,9 @@ func (c *cmid) Close() error {
 	far := c.far
 	c.far = nil
 	c.mu.Unlock()
-	if c.link != nil {
-		c.link.unregister(c)
-		if far != nil {
-			c.link.dropRemote(far, nil)
-		}
+	c.link.unregister(c)
+	if far != nil {
+		c.link.dropRemote(far, nil)
 	}
 	c.events.Close()
 	if c.freePort != nil {

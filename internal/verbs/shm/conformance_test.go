@@ -26,7 +26,7 @@ func TestConformance(t *testing.T) {
 			verbstest.TestProvider(t, verbstest.Config{
 				Active: c.active, Passive: c.passive,
 				Listen: netip.MustParseAddr(c.listen), Dial: netip.MustParseAddr(c.dial),
-				Unsupported: []verbs.Opcode{verbs.OpFlush}, NoDatagrams: true,
+				Unsupported: []verbs.Opcode{verbs.OpFlush}, NoDatagrams: true, EarlyRefusal: true,
 			})
 		})
 	}

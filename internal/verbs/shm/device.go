@@ -32,8 +32,7 @@ const (
 	defaultSGE  = 2
 )
 
-// device is one end of a link. One without a link reaches nobody: what Open gives, and identifiers
-// that lead to a port without a listener.
+// device is one end of a link. One without a link reaches nobody: it is what Open gives.
 type device struct {
 	p    *Provider
 	link *link // nil: none

@@ -184,7 +184,7 @@ func TestStrangeGreetings(t *testing.T) {
 	l, err := listenAt(p)
 	require.NoError(t, err)
 	key := portKey{verbs.PSTCP, l.Addr().Port()}
-	good := New().greeting()
+	good := New().greeting(address{}, welcome)
 	var open []int
 	for _, g := range [][]byte{nil, {0}, make([]byte, headerLen), make([]byte, maxMessage), make([]byte, 3*maxMessage), good[:len(good)-1], append(good[:len(good):len(good)], 0)} {
 		fd, _, err := dialName(key)

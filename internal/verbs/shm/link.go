@@ -12,6 +12,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/go-rdma/rdma/internal/verbs"
 )
 
 // link is one end of what joins two processes. One side is active: it has dialed, and only it asks for connections.
@@ -19,6 +21,7 @@ type link struct {
 	dev    *device
 	active bool
 	peer   [16]byte // the other process
+	cred   verbs.Cred
 	f      *os.File
 	rc     syscall.RawConn
 
@@ -61,8 +64,8 @@ type message struct {
 const maxWaiting = 16 << 20
 
 // newLink makes an end of a link of a connected socket. Both ends begin with their boards.
-func (d *device) newLink(fd int, active bool, peer [16]byte) (*link, error) {
-	l := &link{dev: d, active: active, peer: peer}
+func (d *device) newLink(fd int, active bool, peer [16]byte, cred verbs.Cred) (*link, error) {
+	l := &link{dev: d, active: active, peer: peer, cred: cred}
 	if err := unix.SetNonblock(fd, true); err != nil {
 		_ = unix.Close(fd)
 		return nil, os.NewSyscallError("fcntl", err)

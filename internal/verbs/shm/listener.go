@@ -23,7 +23,12 @@ type listener struct {
 	addr  netip.AddrPort
 	queue *verbs.RequestQueue // nil: no listener, but an active side that has bound the port
 	short func(error)
+
+	anyUser bool
 }
+
+// takes tells whether a process may send requests.
+func (l *listener) takes(c verbs.Cred) bool { return l.anyUser || trusted(uint32(c.UID)) }
 
 // refuse answers a request that a listener does not take.
 func (l *link) refuse(conn uint32, err error) {
@@ -148,15 +153,15 @@ func (t *portTable) remove(k portKey, l *listener) {
 }
 
 // listener finds who listens at an address, or nil.
-func (t *portTable) listener(ps verbs.PortSpace, at netip.AddrPort) *listener {
+func (t *portTable) listener(k portKey, ip netip.Addr) *listener {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	h := t.held[portKey{ps, at.Port()}]
+	h := t.held[k]
 	if h == nil {
 		return nil
 	}
+	ip = ip.WithZone("")
 	for _, l := range h.users {
-		ip := at.Addr().WithZone("")
 		if l.queue != nil && (!l.bound.IsValid() || l.bound == ip || l.bound.IsUnspecified() && l.bound.Is4() == ip.Is4()) {
 			return l
 		}

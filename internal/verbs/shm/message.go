@@ -42,7 +42,7 @@ const (
 // Numbers of the protocol. Another version is another protocol.
 const (
 	magic   = 0x4d485352 // RSHM
-	version = 1
+	version = 2
 
 	maxMessage = 1024
 	headerLen  = 8
@@ -67,6 +67,9 @@ type hello struct {
 	Version  uint32
 	Features uint64
 	Process  [16]byte
+	To       address // whom the active side wants, the port apart
+	Verdict  uint32  // of the passive one
+	_        uint32
 }
 
 // place is where a ring lies in the memory of who describes it.

@@ -5,6 +5,7 @@ package shm
 import (
 	"context"
 	"net/netip"
+	"os"
 	"testing"
 	"time"
 
@@ -75,7 +76,7 @@ func FuzzLink(f *testing.F) {
 		require.NoError(t, err)
 		d, err := p.newDevice()
 		require.NoError(t, err)
-		k, err := d.newLink(pair[0], false, [16]byte{1})
+		k, err := d.newLink(pair[0], false, [16]byte{1}, verbs.Cred{UID: os.Geteuid()})
 		require.NoError(t, err)
 		for len(data) >= 2 {
 			n := min(int(data[0])|int(data[1])<<8, len(data)-2)

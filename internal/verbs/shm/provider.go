@@ -21,6 +21,8 @@ type Provider struct {
 	id    [16]byte // of the process, to those it has links with
 	ports portTable
 
+	foreign foreigners
+
 	mu      sync.Mutex
 	lonely  *device // without a link; it may be gone
 	links   map[[16]byte]*dialing
@@ -165,10 +167,11 @@ func (p *Provider) resolve(ctx context.Context, attr *verbs.CMIDAttr) (*cmid, er
 	case from.Is4() != to.Is4():
 		return nil, fmt.Errorf("source address %v for %v: %w", from, to, syscall.EINVAL)
 	}
-	d, err := p.dial(ctx, portKey{attr.PortSpace, attr.Remote.Port()})
-	if errors.Is(err, syscall.ECONNREFUSED) {
-		d, err = p.alone() // the refusal is Connect's to tell
+	wanted, ok := toAddress(netip.AddrPortFrom(to, 0))
+	if !ok {
+		return nil, fmt.Errorf("address %v: %w", to, syscall.EINVAL)
 	}
+	d, err := p.dial(ctx, portKey{attr.PortSpace, attr.Remote.Port()}, wanted, attr.AnyUser)
 	if err != nil {
 		return nil, err
 	}
@@ -246,7 +249,7 @@ func (p *Provider) listen(ctx context.Context, attr *verbs.ListenAttr) (*listene
 	case !own(addr):
 		return nil, syscall.EADDRNOTAVAIL
 	}
-	l := &listener{p: p, bound: bound, queue: verbs.NewRequestQueue(attr.Backlog), short: attr.Short}
+	l := &listener{p: p, bound: bound, queue: verbs.NewRequestQueue(attr.Backlog), short: attr.Short, anyUser: attr.AnyUser}
 	if err := p.ports.bind(l, attr.PortSpace, attr.Local.Port(), p.claim); err != nil {
 		return nil, err
 	}

@@ -176,9 +176,14 @@ func testNoListener(s *suite, t *testing.T) {
 	port := l.Addr().Port()
 	require.NoError(t, l.Close()) // a port that surely nobody listens on
 	o := s.options(nil)
-	a := s.active(t, port, o)
 	start := time.Now()
-	_, err := a.id.Connect(s.ctx(t), &o.param)
+	var err error
+	if s.EarlyRefusal {
+		_, err = s.Active.Resolve(s.ctx(t), &verbs.CMIDAttr{PortSpace: verbs.PSTCP, Device: s.ActiveDevice, Remote: netip.AddrPortFrom(s.Dial, port)})
+		require.ErrorIs(t, err, verbs.ErrNoDevice, "others may know somebody who listens")
+	} else {
+		_, err = s.active(t, port, o).id.Connect(s.ctx(t), &o.param)
+	}
 	_ = requireRejected(t, err, verbs.RejInvalidServiceID)
 	require.Less(t, time.Since(start), s.Timeout/2, "a refusal comes at once")
 }

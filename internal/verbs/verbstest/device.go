@@ -151,7 +151,7 @@ func testRegions(s *suite, t *testing.T) {
 
 // testBadAttributes asks for what cannot be.
 func testBadAttributes(s *suite, t *testing.T) {
-	a := s.active(t, 1, s.options(nil))
+	a := s.active(t, s.listen(t).Addr().Port(), s.options(nil))
 	dev := a.id.Device()
 	info := dev.Info()
 	for _, depth := range []int{0, -1, info.MaxCQE + 1} {
@@ -177,7 +177,7 @@ func testBadAttributes(s *suite, t *testing.T) {
 		if what == "MaxInline" && info.MaxInline == 0 {
 			continue // known only of a queue pair, and then not refused
 		}
-		id := s.resolve(t, 1, nil)
+		id := s.resolve(t, s.listen(t).Addr().Port(), nil)
 		attr := s.options(nil).init
 		attr.SendCQ, attr.RecvCQ = a.cq, a.cq
 		change(&attr)

@@ -114,7 +114,7 @@ func testToError(s *suite, t *testing.T) {
 
 // testToErrorBeforeConnect flushes what was posted before there was a connection.
 func testToErrorBeforeConnect(s *suite, t *testing.T) {
-	a := s.active(t, 1, s.options(nil))
+	a := s.active(t, s.listen(t).Addr().Port(), s.options(nil))
 	a.recv(verbs.RecvWR{ID: 1}, verbs.RecvWR{ID: 2})
 	require.NoError(t, a.qp.ToError())
 	a.requireFlushed(1, 2)

@@ -224,7 +224,7 @@ func testSRQBadRequests(s *suite, t *testing.T) {
 }
 
 func testSRQBadAttributes(s *suite, t *testing.T) {
-	a := s.active(t, 1, s.options(nil))
+	a := s.active(t, s.listen(t).Addr().Port(), s.options(nil))
 	for _, attr := range []verbs.SRQAttr{{MaxWR: -1}, {MaxWR: 1 << 30}, {MaxSGE: -1}, {MaxSGE: 1 << 20}} {
 		_, err := a.pd.CreateSRQ(&attr)
 		require.Error(t, err, "%+v", attr)
@@ -513,7 +513,7 @@ func testSRQClose(s *suite, t *testing.T) {
 	_, err := p.srq.PostRecv([]verbs.RecvWR{{ID: 1}})
 	require.ErrorIs(t, err, net.ErrClosed)
 	require.ErrorIs(t, p.srq.ArmLimit(1), net.ErrClosed)
-	id := s.resolve(t, 1, nil)
+	id := s.resolve(t, s.listen(t).Addr().Port(), nil)
 	attr := s.options(nil).init
 	attr.SendCQ, attr.RecvCQ, attr.SRQ = p.cq, p.cq, p.srq
 	_, err = id.CreateQP(p.pd, &attr)

@@ -51,6 +51,9 @@ type Config struct {
 	// packets it has answered: rdma_rxe, with which a retry count of 7 is endless besides.
 	SilentRefusals bool
 
+	// EarlyRefusal is for a provider whose Resolve finds out that nobody listens.
+	EarlyRefusal bool
+
 	// UncountedDrops is for a provider that does not learn of what is dropped: requests beyond a listener's backlog, datagrams
 	// that meet no receive.
 	UncountedDrops bool
