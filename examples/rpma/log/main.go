@@ -18,7 +18,7 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/go-rdma/rdma/examples/rpma/internal/roles"
+	"github.com/go-rdma/rdma/examples/internal/roles"
 	"github.com/go-rdma/rdma/rpma"
 	"github.com/go-rdma/rdma/rpma/pmem"
 )

@@ -11,7 +11,7 @@ import (
 	"io"
 	"sync"
 
-	"github.com/go-rdma/rdma/examples/rpma/internal/roles"
+	"github.com/go-rdma/rdma/examples/internal/roles"
 	"github.com/go-rdma/rdma/rpma"
 )
 

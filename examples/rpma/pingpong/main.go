@@ -11,7 +11,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/go-rdma/rdma/examples/rpma/internal/roles"
+	"github.com/go-rdma/rdma/examples/internal/roles"
 	"github.com/go-rdma/rdma/rpma"
 )
 

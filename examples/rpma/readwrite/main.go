@@ -10,7 +10,7 @@ import (
 	"fmt"
 	"io"
 
-	"github.com/go-rdma/rdma/examples/rpma/internal/roles"
+	"github.com/go-rdma/rdma/examples/internal/roles"
 	"github.com/go-rdma/rdma/rpma"
 )
 

@@ -17,20 +17,21 @@ import (
 	"net"
 	"time"
 
-	"github.com/go-rdma/rdma/examples/rpma/internal/roles"
+	"github.com/go-rdma/rdma/examples/internal/identities"
+	"github.com/go-rdma/rdma/examples/internal/roles"
 	"github.com/go-rdma/rdma/rdmanet"
 	"github.com/go-rdma/rdma/rpma"
 )
 
 func main() {
-	ids, err := newIdentities()
+	ids, err := identities.New()
 	if err != nil {
 		panic(err) // there is no randomness
 	}
 	roles.Main(newExample(ids))
 }
 
-func newExample(ids *identities) roles.Example {
+func newExample(ids *identities.Identities) roles.Example {
 	return roles.Example{
 		Serve: func(ctx context.Context, out io.Writer, addr string, ready func(string)) error {
 			return serve(ctx, out, addr, ready, ids)
@@ -80,7 +81,7 @@ func readOffer(r io.Reader) (o offer, err error) {
 }
 
 // serve offers a region to one client. It ends when that has written to it.
-func serve(ctx context.Context, out io.Writer, addr string, ready func(string), ids *identities) (err error) {
+func serve(ctx context.Context, out io.Writer, addr string, ready func(string), ids *identities.Identities) (err error) {
 	peer, err := roles.LocalPeer(addr)
 	if err != nil {
 		return err
@@ -108,7 +109,7 @@ func serve(ctx context.Context, out io.Writer, addr string, ready func(string), 
 		if err != nil {
 			return err
 		}
-		done, err := serveOne(ctx, out, peer, ep, tls.Server(c, ids.server))
+		done, err := serveOne(ctx, out, peer, ep, tls.Server(c, ids.Server))
 		_ = c.Close()
 		if err != nil {
 			fmt.Fprintln(out, "a client gave up:", err)
@@ -184,20 +185,20 @@ func serveOne(ctx context.Context, out io.Writer, peer *rpma.Peer, ep *rpma.Endp
 }
 
 // dial shows what happens to an offer that was changed on its way, and to a connection without one; then it does as it should.
-func dial(ctx context.Context, out io.Writer, addr string, ids *identities) (err error) {
+func dial(ctx context.Context, out io.Writer, addr string, ids *identities.Identities) (err error) {
 	peer, err := roles.RemotePeer(ctx, addr)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, peer.Close()) }()
 
-	_, _, err = ask(ctx, addr, ids.client, func(c net.Conn) net.Conn { return &tampered{Conn: c} })
+	_, _, err = ask(ctx, addr, ids.Client, func(c net.Conn) net.Conn { return &tampered{Conn: c} })
 	if err == nil {
 		return errors.New("an offer that was changed on its way was accepted")
 	}
 	fmt.Fprintln(out, "an offer that was changed on its way:", err)
 
-	o, c, err := ask(ctx, addr, ids.client, nil)
+	o, c, err := ask(ctx, addr, ids.Client, nil)
 	if err != nil {
 		return err
 	}

@@ -6,11 +6,13 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/go-rdma/rdma/examples/internal/identities"
 )
 
 func TestExample(t *testing.T) {
 	t.Setenv("RDMANET_DEVICE", "softroce") // also where a RoCE device is
-	ids, err := newIdentities()
+	ids, err := identities.New()
 	require.NoError(t, err)
 	var out bytes.Buffer
 	require.NoError(t, newExample(ids).Run(t.Context(), &out, nil))

@@ -1,4 +1,5 @@
-package main
+// Package identities makes the keys and certificates of examples, whose ends are in one process.
+package identities
 
 import (
 	"crypto/ecdsa"
@@ -11,10 +12,11 @@ import (
 	"time"
 )
 
-// identities are a server's and a client's configurations, whose certificates an authority of their own has signed.
-type identities struct{ server, client *tls.Config }
+// Identities are a server's and a client's configurations, whose certificates an authority of their own has signed. Each asks for the other's.
+type Identities struct{ Server, Client *tls.Config }
 
-func newIdentities() (*identities, error) {
+// New makes them. Names are "server" and "client".
+func New() (*Identities, error) {
 	now := time.Now()
 	template := func(name string, usage x509.ExtKeyUsage) *x509.Certificate {
 		return &x509.Certificate{
@@ -54,8 +56,8 @@ func newIdentities() (*identities, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &identities{
-		server: &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{server}, ClientCAs: pool, ClientAuth: tls.RequireAndVerifyClientCert},
-		client: &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{client}, RootCAs: pool, ServerName: "server"},
+	return &Identities{
+		Server: &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{server}, ClientCAs: pool, ClientAuth: tls.RequireAndVerifyClientCert},
+		Client: &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{client}, RootCAs: pool, ServerName: "server"},
 	}, nil
 }

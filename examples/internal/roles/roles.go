@@ -1,5 +1,4 @@
-// Package roles gives the examples of package rpma their command line: both ends of a connection in one process, or one of them in
-// each of two.
+// Package roles gives examples their command line: both ends of a connection in one process, or one of them in each of two.
 package roles
 
 import (
@@ -13,8 +12,9 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 
-	"github.com/go-rdma/rdma/rpma"
+	"github.com/go-rdma/rdma/rdmanet"
 )
 
 // Example is a program of two ends.
@@ -48,10 +48,18 @@ func Main(e Example) {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := e.Run(ctx, os.Stdout, flag.Args())
 	stop()
+	drain()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
+}
+
+// drain gives the built-in device, which ends with this process, time to tell peers what is still to be told of connections that were closed.
+func drain() {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+	defer cancel()
+	_ = rdmanet.Drain(ctx) // the time being over is no failure of what was done
 }
 
 // Run runs an example: "serve ADDR", "dial ADDR", or both if there are no arguments.
@@ -117,35 +125,4 @@ type prefixed struct {
 func (p prefixed) Write(b []byte) (int, error) {
 	_, err := p.w.Write(append([]byte(p.prefix), b...))
 	return len(b), err
-}
-
-// LocalPeer opens the device that serves an address of this host.
-func LocalPeer(addr string) (*rpma.Peer, error) {
-	d, err := rpma.LookupLocal(addr)
-	if err != nil {
-		return nil, err
-	}
-	return rpma.NewPeer(d)
-}
-
-// RemotePeer opens the device that an address is reached from.
-func RemotePeer(ctx context.Context, addr string) (*rpma.Peer, error) {
-	d, err := rpma.LookupRemote(ctx, addr)
-	if err != nil {
-		return nil, err
-	}
-	return rpma.NewPeer(d)
-}
-
-// Ended waits until the peer has ended the connection.
-func Ended(ctx context.Context, c *rpma.Conn) error {
-	select {
-	case <-c.Done():
-		if err := c.Err(); !errors.Is(err, io.EOF) {
-			return err
-		}
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }
