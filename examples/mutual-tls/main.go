@@ -73,7 +73,9 @@ func serve(ctx context.Context, out io.Writer, addr string, ready func(string), 
 	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), 3*time.Second)
 	defer cancel()
 	err = server.Shutdown(stop)
-	_ = <-served // http.ErrServerClosed
+	if e := <-served; !errors.Is(e, http.ErrServerClosed) {
+		err = errors.Join(err, e)
+	}
 	return err
 }
 

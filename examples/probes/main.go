@@ -15,6 +15,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"sync"
 	"time"
 
 	"github.com/go-rdma/rdma/examples/internal/roles"
@@ -93,30 +94,31 @@ func serveBoth(ctx context.Context, addr string, ready func(string), done <-chan
 
 // serve serves until ctx ends, or done.
 func serve(ctx context.Context, ready func(string), done <-chan struct{}, handlers map[net.Listener]http.Handler) error {
-	served := make(chan error, len(handlers))
+	var wg sync.WaitGroup
+	failed := make(chan error, len(handlers))
 	var servers []*http.Server
 	var addr string
 	for l, h := range handlers {
 		addr = l.Addr().String()
 		s := &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second}
 		servers = append(servers, s)
-		go func() { served <- s.Serve(l) }()
+		wg.Go(func() {
+			if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+				failed <- err
+			}
+		})
 	}
 	ready(addr)
 	var err error
-	ended := 0
 	select {
-	case err = <-served:
-		ended++
+	case err = <-failed:
 	case <-ctx.Done():
 	case <-done:
 	}
 	for _, s := range servers {
 		err = errors.Join(err, s.Close())
 	}
-	for ; ended < len(servers); ended++ {
-		_ = <-served // http.ErrServerClosed
-	}
+	wg.Wait()
 	return err
 }
 

@@ -13,6 +13,7 @@ import (
 	"net/http/httputil"
 	"net/url"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/go-rdma/rdma/examples/internal/roles"
@@ -56,7 +57,9 @@ func backEnd(ctx context.Context, out io.Writer, addr string, ready func(string)
 	case <-done:
 	}
 	err = server.Close()
-	_ = <-served // http.ErrServerClosed
+	if e := <-served; !errors.Is(e, http.ErrServerClosed) {
+		err = errors.Join(err, e)
+	}
 	return err
 }
 
@@ -109,12 +112,10 @@ func frontEnd(ctx context.Context, out io.Writer, addr string) error {
 	proxy := newProxy(addr)
 	defer proxy.Transport.(*http.Transport).CloseIdleConnections()
 	front := &http.Server{Handler: proxy, ReadHeaderTimeout: 10 * time.Second}
-	served := make(chan error, 1)
-	go func() { served <- front.Serve(l) }()
-	defer func() {
-		front.Close()
-		_ = <-served // http.ErrServerClosed
-	}()
+	var wg sync.WaitGroup
+	wg.Go(func() { _ = front.Serve(l) }) // until it is closed
+	defer wg.Wait()
+	defer front.Close()
 	fmt.Fprintf(out, "TCP %s to RDMA %s\n", l.Addr(), addr)
 	if err := request(ctx, out, l.Addr().String()); err != nil {
 		return err
