@@ -27,5 +27,5 @@ func (m *mr) Advise(off, n int, a verbs.Advice) error {
 	case n == 0 || a == verbs.AdvicePrefetchNoFault: // what is in memory is ready
 		return nil
 	}
-	return populate(wholePages(m.mem[off:off+n]), a == verbs.AdvicePrefetchWrite)
+	return populate(verbs.WholePages(m.mem[off:off+n]), a == verbs.AdvicePrefetchWrite)
 }

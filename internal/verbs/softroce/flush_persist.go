@@ -24,10 +24,10 @@ func (m *mr) persistBy(persist func(mem []byte) error) error {
 	case persist != nil:
 	case m.arena != nil:
 		return fmt.Errorf("softroce: FLUSH with persistence of memory that is not persistent, but an arena's: map a file: %w", syscall.EINVAL)
-	case syncMemory == nil:
+	case verbs.SyncMemory == nil:
 		return unsupported("making memory persistent on this system")
 	default:
-		persist = syncMemory
+		persist = verbs.SyncMemory
 	}
 	m.persist = persist
 	return nil
