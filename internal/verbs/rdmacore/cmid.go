@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -39,6 +40,7 @@ type cmid struct {
 	class         uint8            // passive: the listener's traffic class
 	events        verbs.EventQueue
 	step          chan cmEvent  // active: what the step under way has come to; capacity 1
+	ends          atomic.Uint32 // active: kinds of events that end that step, a bit each
 	gone          chan struct{} // closed by Close
 
 	mu          sync.Mutex
@@ -214,6 +216,7 @@ func (c *cmid) begin(p *verbs.ConnParam) error {
 	case c.h == nil:
 		return syscall.ENODEV
 	}
+	c.begins(stepAnswer)
 	if err := coreConnect(c.h, p, c.q); err != nil {
 		return err
 	}
@@ -396,9 +399,25 @@ func (c *cmid) onRemoval(ev *cmEvent) {
 	c.mu.Unlock()
 }
 
-// stepped ends a step, if one is waited for.
+// Steps of an active identifier: kinds of events that end one. The device's removal ends all.
+const (
+	stepAddr   = 1<<cmAddrResolved | 1<<cmAddrError | 1<<cmRemoval
+	stepRoute  = 1<<cmRouteResolved | 1<<cmRouteError | 1<<cmRemoval
+	stepAnswer = 1<<cmResponse | 1<<cmEstablished | 1<<cmConnectError | 1<<cmUnreachable | 1<<cmRejected | 1<<cmRemoval
+)
+
+// begins begins a step, before C is asked for it.
+func (c *cmid) begins(step uint32) {
+	c.ends.Store(step)
+	select {
+	case <-c.step: // of an earlier one
+	default:
+	}
+}
+
+// stepped ends a step, if it is the one that is waited for.
 func (c *cmid) stepped(ev *cmEvent) {
-	if !c.active {
+	if !c.active || c.ends.Load()&(1<<ev.kind) == 0 {
 		return
 	}
 	select {

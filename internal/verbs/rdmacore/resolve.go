@@ -159,7 +159,7 @@ func (c *cmid) resolve(ctx context.Context, from netip.AddrPort, attr *verbs.CMI
 		if err := coreBind(c.h, from); err != nil {
 			return err
 		}
-	} else if err := c.take(ctx, cmAddrResolved, func(ms int) error { return coreResolveAddr(c.h, from, c.remote, ms) }); err != nil {
+	} else if err := c.take(ctx, stepAddr, func(ms int) error { return coreResolveAddr(c.h, from, c.remote, ms) }); err != nil {
 		return err
 	}
 	device, port, _, _ := coreInfo(c.h)
@@ -170,7 +170,7 @@ func (c *cmid) resolve(ctx context.Context, from netip.AddrPort, attr *verbs.CMI
 		c.ud.port = port
 	}
 	if c.ud == nil || c.ud.unicast() { // groups have no route
-		if err := c.take(ctx, cmRouteResolved, func(ms int) error { return coreResolveRoute(c.h, ms) }); err != nil {
+		if err := c.take(ctx, stepRoute, func(ms int) error { return coreResolveRoute(c.h, ms) }); err != nil {
 			return err
 		}
 	}
@@ -193,16 +193,17 @@ func (c *cmid) resolve(ctx context.Context, from netip.AddrPort, attr *verbs.CMI
 	return nil
 }
 
-// take starts a step and waits for its end, with patience.
-func (c *cmid) take(ctx context.Context, want int, start func(ms int) error) error {
+// take starts a step of resolving and waits for its end, with patience.
+func (c *cmid) take(ctx context.Context, step uint32, start func(ms int) error) error {
 	patience := firstTry
 	for try := 1; ; try++ {
+		c.begins(step)
 		if err := start(int(patience.Milliseconds())); err != nil {
 			return err
 		}
 		select {
 		case ev := <-c.step:
-			if ev.kind == want {
+			if ev.kind == cmAddrResolved || ev.kind == cmRouteResolved {
 				return nil
 			}
 			if err := refusal(&ev); !errors.Is(err, syscall.ETIMEDOUT) || try == tries {

@@ -199,10 +199,7 @@ func (u *udcmid) ask(private []byte) error {
 	case u.h == nil:
 		return syscall.ENODEV
 	}
-	select {
-	case <-u.step: // not of this step
-	default:
-	}
+	u.begins(stepAnswer)
 	if err := coreLookup(u.h, private); err != nil {
 		return err
 	}
