@@ -26,6 +26,9 @@ const (
 	boardSize = regOff + maxMRs*regStride
 )
 
+// ownerServes is the place of a region that is no segment's: its owner does what is to be done there.
+const ownerServes = 1<<32 - 1
+
 // Words of an entry of the table of regions.
 const (
 	regKey    = 0  // the key, 0 if there is no region
@@ -108,6 +111,8 @@ func sendOpcode(op verbs.Opcode) verbs.WCOpcode {
 		return verbs.WCFetchAdd
 	case verbs.OpAtomicWrite:
 		return verbs.WCAtomicWrite
+	case verbs.OpFlush:
+		return verbs.WCFlush
 	}
 	return verbs.WCSend
 }

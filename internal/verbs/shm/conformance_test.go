@@ -4,12 +4,28 @@ package shm_test
 
 import (
 	"net/netip"
+	"os"
+	"path/filepath"
 	"testing"
 
-	"github.com/go-rdma/rdma/internal/verbs"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
 	"github.com/go-rdma/rdma/internal/verbs/shm"
 	"github.com/go-rdma/rdma/internal/verbs/verbstest"
 )
+
+// mapFile maps a file.
+func mapFile(t testing.TB, size int) []byte {
+	f, err := os.Create(filepath.Join(t.TempDir(), "memory"))
+	require.NoError(t, err)
+	defer func() { require.NoError(t, f.Close()) }()
+	require.NoError(t, f.Truncate(int64(size)))
+	mem, err := unix.Mmap(int(f.Fd()), 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, unix.Munmap(mem)) })
+	return mem
+}
 
 // TestConformance runs the suite between a provider and itself, and between two, as two processes are.
 func TestConformance(t *testing.T) {
@@ -26,7 +42,8 @@ func TestConformance(t *testing.T) {
 			verbstest.TestProvider(t, verbstest.Config{
 				Active: c.active, Passive: c.passive,
 				Listen: netip.MustParseAddr(c.listen), Dial: netip.MustParseAddr(c.dial),
-				Unsupported: []verbs.Opcode{verbs.OpFlush}, NoDatagrams: true, EarlyRefusal: true,
+				NoDatagrams: true, EarlyRefusal: true,
+				PersistentMemory: func(t testing.TB, size int) []byte { return mapFile(t, size) },
 			})
 		})
 	}

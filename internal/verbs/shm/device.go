@@ -43,6 +43,7 @@ type device struct {
 	sharedIDs atomic.Uint32
 	rings     ringAllocator
 	notifier  notifier
+	servers   servers
 
 	regions regionTable
 
@@ -76,7 +77,7 @@ func (p *Provider) info() *verbs.DeviceInfo {
 	info := &verbs.DeviceInfo{
 		Name: deviceName, Provider: p.Name(), Transport: verbs.TransportShm,
 		MaxQP: maxQPs, MaxCQE: maxCQE, MaxQPWR: maxWR, MaxSGE: maxSGE, MaxMsgSize: maxMsgSize, MaxInline: maxInline,
-		MaxRDAtomic: maxRDAtomic, NativeAtomicWrite: true,
+		MaxRDAtomic: maxRDAtomic, NativeFlush: true, NativeAtomicWrite: true,
 	}
 	port := verbs.PortInfo{Num: 1, State: "ACTIVE", MTU: pathMTU}
 	addrs, _ := net.InterfaceAddrs() // none, if the system does not tell

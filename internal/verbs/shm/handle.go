@@ -29,6 +29,10 @@ func (l *link) handle(data []byte, fd int) error {
 			c.gotReject(int(h.Extra), body)
 		}
 		return nil
+	case h.Kind == msgAsk:
+		return l.gotQuestion(h, body)
+	case h.Kind == msgAnswer:
+		return l.gotAnswer(h, body)
 	case len(body) != 0:
 		return errMessage
 	}

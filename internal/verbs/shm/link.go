@@ -52,6 +52,9 @@ type link struct {
 	dying    map[dyingRing]block // that the peer may still use
 	used     []bool              // numbers of segments of this side
 	shared   map[uint32]*remoteRing
+
+	asked     map[uint64]asked // questions that are out
+	lastAsked uint64
 }
 
 // message is what could not be sent at once.
@@ -78,6 +81,7 @@ func (d *device) newLink(fd int, active bool, peer [16]byte, cred verbs.Cred) (*
 	}
 	l.rc, l.tx.fd = rc, fd
 	l.conns, l.dying, l.shared = make(map[uint32]*cmid), make(map[dyingRing]block), make(map[uint32]*remoteRing)
+	l.asked = make(map[uint64]asked)
 	l.used = []bool{true}
 	d.link = l
 	d.settled = false

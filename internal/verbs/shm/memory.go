@@ -152,12 +152,14 @@ func (a *arena) Close() error {
 // mr is a memory region. What the peer needs to know of it stands in its entry on the board.
 type mr struct {
 	pd     *pd
-	arena  *arena // nil: a mapping of the caller's own, which the peer cannot reach
+	arena  *arena // nil: a mapping of the caller's own, which the peer asks for
 	mem    []byte
 	size   uint64
 	addr   uint64
 	key    uint32
 	access verbs.Access
+
+	persist func(mem []byte) error // with FlushPersistent
 
 	refs    atomic.Int64  // accesses of this side; negative once the region is closed
 	drained chan struct{} // told when a closed region has none
@@ -201,19 +203,18 @@ func (m *mr) offset(addr, n uint64) (off uint64, ok bool) {
 	return off, off <= m.size && n <= m.size-off
 }
 
-const (
-	remoteAccess = verbs.RemoteWrite | verbs.RemoteRead | verbs.RemoteAtomic | verbs.RemoteInvalidate
-	flushAccess  = verbs.FlushGlobal | verbs.FlushPersistent
-)
+const remoteAccess = verbs.RemoteWrite | verbs.RemoteRead | verbs.RemoteAtomic | verbs.RemoteInvalidate
 
 // RegMR implements [verbs.PD].
 func (p *pd) RegMR(mem []byte, access verbs.Access) (verbs.MR, error) {
+	return p.register(mem, access, nil)
+}
+
+func (p *pd) register(mem []byte, access verbs.Access, persist func(mem []byte) error) (verbs.MR, error) {
 	switch {
 	case len(mem) == 0:
 		return nil, fmt.Errorf("shm: region of no memory: %w", syscall.EINVAL)
-	case access&flushAccess != 0:
-		return nil, unsupported("FLUSH")
-	case access&^(verbs.LocalWrite|remoteAccess) != 0:
+	case access&^(verbs.LocalWrite|remoteAccess|flushAccess) != 0:
 		return nil, fmt.Errorf("shm: unknown access flags %#x: %w", uint16(access), syscall.EINVAL)
 	case access&(verbs.RemoteWrite|verbs.RemoteAtomic) != 0 && access&verbs.LocalWrite == 0:
 		// ibv_reg_mr(3): remote writes need local ones.
@@ -232,9 +233,9 @@ func (p *pd) RegMR(mem []byte, access verbs.Access) (verbs.MR, error) {
 			break
 		}
 	}
-	if m.arena == nil && access&remoteAccess != 0 {
-		p.unuse()
-		return nil, unsupported("access of a peer to memory that is of no arena")
+	if err := m.persistBy(persist); err != nil {
+		m.unuse()
+		return nil, err
 	}
 	// Offsets in a page stay as they are in memory, and with them the alignment of atomics.
 	page := uint64(pageSize)
@@ -324,9 +325,12 @@ func (t *regionTable) add(d *device, m *mr) error {
 		t.chunks[num/mrChunk].Store(c)
 	}
 	m.word(regUsers).Store(0)
-	if m.arena != nil {
-		m.word(regPlace).Store(uint64(m.arena.segment)<<32 | uint64(m.pd.num))
-		m.word(regOffset).Store(offsetIn(m.mem, m.arena.mem))
+	if m.arena != nil || m.access&(remoteAccess|flushAccess) != 0 {
+		m.word(regPlace).Store(ownerServes<<32 | uint64(m.pd.num))
+		if m.arena != nil {
+			m.word(regPlace).Store(uint64(m.arena.segment)<<32 | uint64(m.pd.num))
+			m.word(regOffset).Store(offsetIn(m.mem, m.arena.mem))
+		}
 		m.word(regLength).Store(m.size)
 		m.word(regAddr).Store(m.addr)
 		m.word(regAccess).Store(uint64(m.access))
@@ -386,3 +390,6 @@ func (t *regionTable) check(p *pd, dst []piece, sgl []verbs.SGE, access verbs.Ac
 	}
 	return dst, nil
 }
+
+// find returns a region of the domain, or nil.
+func (p *pd) find(key uint32) *mr { return p.dev.regions.find(p, key) }

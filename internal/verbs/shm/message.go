@@ -34,9 +34,13 @@ const (
 	msgCancel
 	msgDisconnect
 	msgDisconnected
-	msgBye      // the queue pair is no more
-	msgForgot   // nobody here uses it any more
-	lastMessage = msgForgot
+	msgBye    // the queue pair is no more
+	msgForgot // nobody here uses it any more
+
+	msgAsk    // queue pair id shall do what follows
+	msgAnswer // to a msgAsk; the flag is the status
+
+	lastMessage = msgAnswer
 )
 
 // Numbers of the protocol. Another version is another protocol.

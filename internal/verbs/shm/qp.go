@@ -41,6 +41,7 @@ const (
 	stallRecv          // the peer has no receive
 	stallPeer          // the peer's queue pair takes nothing: it failed, or is gone
 	stallSegment       // memory of the peer's that was not told of yet
+	stallOwner         // the peer is doing it
 )
 
 // qp is a queue pair. Who posts a request carries it out, in the peer's memory, unless one before it waits.
@@ -76,10 +77,16 @@ type qp struct {
 	accesses  []access
 	stats     verbs.QPStats
 
+	job   job    // what the peer has to do of the oldest request
+	next  uint64 // behind a FLUSH: the first request that was not carried out before its turn
+	early bool   // such a one is being
+
 	rmu  sync.Mutex
 	rq   recvQueue
 	peer uint32      // number of the peer's queue pair; 0: not known yet
 	over atomic.Bool // nothing of the peer's is taken any more
+
+	service service
 }
 
 // sendWR is a send request.
@@ -97,6 +104,11 @@ type sendWR struct {
 	rkey    uint32
 	compare uint64
 	swapAdd uint64
+	early   bool // it was carried out before its turn, and status is the outcome
+
+	flushLength uint32
+	flushLevel  verbs.FlushLevel
+	flushType   verbs.Access
 }
 
 // newQP makes a queue pair in the state INIT.
@@ -352,7 +364,7 @@ func (q *qp) failLocked(results bool) {
 	}
 	q.stop(stateErr)
 	for ; q.head != q.tail; q.head++ {
-		e := &q.sq[q.head&uint64(len(q.sq)-1)]
+		e := q.at(q.head)
 		q.sendCQ.push(&verbs.WC{ID: e.id, Status: verbs.WRFlushErr, Op: sendOpcode(e.op), QPN: q.num}, nil, 0)
 	}
 	q.sq = nil

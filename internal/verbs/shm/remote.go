@@ -193,6 +193,7 @@ const (
 	granted verdict = iota
 	refused
 	missing // the segment it lies in is not mapped yet
+	served  // its owner has to do what is to be done
 )
 
 // open begins an access to n bytes of a region of the peer's. Each word is read once; whatever they say, what is
@@ -212,6 +213,10 @@ func (l *link) open(r *remote, key uint32, addr, n uint64, rights verbs.Access) 
 	if uint32(where) != r.domain || have&rights != rights || off > length || n > length-off {
 		users.Add(^uint64(0))
 		return a, refused
+	}
+	if where>>32 == ownerServes {
+		users.Add(^uint64(0))
+		return a, served
 	}
 	m := l.segment(uint32(where >> 32))
 	if m == nil {

@@ -71,12 +71,15 @@ func (q *qp) post(wr *verbs.SendWR) (full bool, err error) {
 	if int(q.tail-q.head) == len(q.sq) {
 		q.grow()
 	}
-	p := &q.sq[q.tail&uint64(len(q.sq)-1)]
-	p.keep(e)
+	q.at(q.tail).keep(e)
 	e.inline = nil
 	q.tail++
+	q.ahead()
 	return false, nil
 }
+
+// at is a request in the send queue.
+func (q *qp) at(n uint64) *sendWR { return &q.sq[n&uint64(len(q.sq)-1)] }
 
 // keep makes p a copy of e, with storage of its own.
 func (p *sendWR) keep(e *sendWR) {
@@ -109,14 +112,18 @@ func (q *qp) prepare(e *sendWR, wr *verbs.SendWR) error {
 			return fmt.Errorf("shm: %v brings data, and inline bytes are for sending: %w", wr.Op, syscall.EINVAL)
 		}
 		fallthrough
-	case verbs.OpAtomicWrite:
+	case verbs.OpAtomicWrite, verbs.OpFlush:
 		if q.depth == 0 && q.state == stateRTS {
 			return fmt.Errorf("shm: %v on a connection made without: %w", wr.Op, syscall.EINVAL)
 		}
-	case verbs.OpFlush:
-		return unsupported("FLUSH")
 	default:
 		return fmt.Errorf("shm: %v: %w", wr.Op, syscall.EINVAL)
+	}
+	if wr.Op == verbs.OpFlush {
+		if err := checkFlush(wr); err != nil {
+			return err
+		}
+		e.flushLength, e.flushLevel, e.flushType = wr.FlushLength, wr.FlushLevel, wr.FlushType
 	}
 	if len(wr.SGL) > q.caps.MaxSendSGE {
 		return fmt.Errorf("shm: %d gather entries, the limit is %d: %w", len(wr.SGL), q.caps.MaxSendSGE, syscall.EINVAL)
@@ -136,6 +143,7 @@ func (q *qp) prepare(e *sendWR, wr *verbs.SendWR) error {
 	case isAtomic(wr.Op):
 		length = wordSize
 	}
+	e.early = false
 	e.id, e.op, e.flags, e.imm, e.length, e.status = wr.ID, wr.Op, wr.Flags, wr.Imm, uint32(length), verbs.Success
 	if wr.Op == verbs.OpSendWithInv {
 		e.imm = wr.InvalidateKey
@@ -159,7 +167,10 @@ func (q *qp) prepare(e *sendWR, wr *verbs.SendWR) error {
 
 // carryOut carries out the oldest request. It is false if the request has to wait.
 func (q *qp) carryOut(e *sendWR) bool {
-	status, wait := q.perform(e)
+	status, wait := e.status, notStalled
+	if !e.early {
+		status, wait = q.perform(e)
+	}
 	if wait != notStalled && q.patience(wait) {
 		return false
 	}
@@ -201,7 +212,7 @@ func (q *qp) resume() {
 
 func (q *qp) resumeLocked() {
 	for q.state == stateRTS && q.head != q.tail {
-		e := &q.sq[q.head&uint64(len(q.sq)-1)]
+		e := q.at(q.head)
 		if !q.carryOut(e) {
 			break
 		}
@@ -209,6 +220,7 @@ func (q *qp) resumeLocked() {
 			e.inline = nil
 		}
 	}
+	q.ahead()
 	q.ringBells()
 }
 
@@ -315,6 +327,8 @@ func (q *qp) perform(e *sendWR) (verbs.Status, stall) {
 		return q.read(e)
 	case verbs.OpCompareSwap, verbs.OpFetchAdd, verbs.OpAtomicWrite:
 		return q.atomic(e)
+	case verbs.OpFlush:
+		return q.flush(e)
 	}
 	slot := r.recvs.slot(q)
 	if slot == nil {
@@ -365,6 +379,8 @@ func (q *qp) write(e *sendWR) (verbs.Status, stall) {
 		return q.faulty(verbs.RemAccessErr)
 	case missing:
 		return 0, stallSegment
+	case served:
+		return q.ask(e)
 	}
 	src, ok := q.local(e)
 	if ok {
@@ -392,6 +408,8 @@ func (q *qp) read(e *sendWR) (verbs.Status, stall) {
 		return q.faulty(verbs.RemAccessErr)
 	case missing:
 		return 0, stallSegment
+	case served:
+		return q.ask(e)
 	}
 	dst, ok := q.local(e)
 	if ok {
@@ -423,6 +441,8 @@ func (q *qp) atomic(e *sendWR) (verbs.Status, stall) {
 		return q.faulty(verbs.RemAccessErr)
 	case missing:
 		return 0, stallSegment
+	case served:
+		return q.ask(e)
 	}
 	defer a.close()
 	if addressOf(a.mem)%wordSize != 0 { // a peer whose addresses are not as they should be
@@ -443,7 +463,7 @@ func (q *qp) atomic(e *sendWR) (verbs.Status, stall) {
 		word.Store(order.Uint64(value[:]))
 		return verbs.Success, notStalled
 	}
-	order.PutUint64(value[:], modify(word, e))
+	order.PutUint64(value[:], modify(word, e.op, e.compare, e.swapAdd))
 	n := 0
 	for _, d := range list {
 		n += copy(d, value[n:])
@@ -452,14 +472,14 @@ func (q *qp) atomic(e *sendWR) (verbs.Status, stall) {
 }
 
 // modify does an atomic operation and returns what was there.
-func modify(word *atomic.Uint64, e *sendWR) (original uint64) {
-	if e.op == verbs.OpFetchAdd {
-		return word.Add(e.swapAdd) - e.swapAdd
+func modify(word *atomic.Uint64, op verbs.Opcode, compare, swapAdd uint64) (original uint64) {
+	if op == verbs.OpFetchAdd {
+		return word.Add(swapAdd) - swapAdd
 	}
 	// Another may change the word all the time, and so a peer can: a value that differs is an answer.
 	for range math.MaxInt16 {
 		original = word.Load()
-		if original != e.compare || word.CompareAndSwap(e.compare, e.swapAdd) {
+		if original != compare || word.CompareAndSwap(compare, swapAdd) {
 			break
 		}
 	}
@@ -504,7 +524,7 @@ func (q *qp) scatter(e *sendWR, slot []byte, res *result) (verbs.Status, stall) 
 		part := more >> 32
 		// All of an entry has to be right, as far as the message goes or not.
 		a, v := q.dev.link.open(r, uint32(more), addr, part, verbs.LocalWrite)
-		if v == refused {
+		if v == refused || v == served {
 			res.status = verbs.LocProtErr
 			break
 		}
