@@ -124,6 +124,7 @@ func (u *UDP) sitRead(uintptr) bool {
 		return true
 	}
 	t.reading.Store(true)
+	u.seat.settle()
 	s.drain()
 	t.reading.Store(false)
 	// Who has got what it waits for is about to answer; before others the network is idle.

@@ -1,6 +1,8 @@
 package netio
 
 import (
+	"encoding/binary"
+	"errors"
 	"net"
 	"os"
 	"sync"
@@ -55,7 +57,73 @@ func (w *watch) open(fd int, on bool) error {
 // run calls readable whenever the socket may be, until it returns true or the watch is closed.
 func (w *watch) run(readable func() (done bool)) {
 	// The callback parks again by returning false.
-	_ = w.rc.Read(func(uintptr) bool { return readable() })
+	_ = w.rc.Read(func(uintptr) bool {
+		w.settle()
+		return readable()
+	})
+}
+
+// settle is called before the socket is read because it was said to be readable, inside a call of rc's, so that ep is open.
+func (w *watch) settle() {
+	if tellsOnce() {
+		w.takeReady()
+	}
+}
+
+// takeReady takes the socket off the list of what is ready.
+func (w *watch) takeReady() {
+	var ev [1]unix.EpollEvent
+	for _, err := unix.EpollWait(w.ep, ev[:], 0); err == unix.EINTR; _, err = unix.EpollWait(w.ep, ev[:], 0) {
+	}
+}
+
+// tellsOnce tells whether this kernel's epoll instance says that it is readable only when something comes into its list of what is
+// ready, which stays there until it is asked for. gVisor's does. Linux says it at each arrival.
+var tellsOnce = sync.OnceValue(func() bool {
+	once, err := nestedTellsOnce()
+	return once || err != nil
+})
+
+// nestedTellsOnce tries it: one epoll instance watches another, as the runtime's poller does.
+func nestedTellsOnce() (once bool, err error) {
+	var fds []int
+	defer func() {
+		for _, fd := range fds {
+			_ = unix.Close(fd)
+		}
+	}()
+	open := func(fd int, e error) int {
+		if e != nil {
+			err = errors.Join(err, e)
+			return -1
+		}
+		fds = append(fds, fd)
+		return fd
+	}
+	event := open(unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK))
+	inner, outer := open(unix.EpollCreate1(unix.EPOLL_CLOEXEC)), open(unix.EpollCreate1(unix.EPOLL_CLOEXEC))
+	if err != nil {
+		return false, err
+	}
+	ev := unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLET}
+	if err := errors.Join(unix.EpollCtl(inner, unix.EPOLL_CTL_ADD, event, &ev), unix.EpollCtl(outer, unix.EPOLL_CTL_ADD, inner, &ev)); err != nil {
+		return false, err
+	}
+	var told [2]int
+	for i := range told {
+		word := binary.NativeEndian.AppendUint64(nil, 1)
+		if _, err := unix.Write(event, word); err != nil {
+			return false, err
+		}
+		var evs [1]unix.EpollEvent
+		if told[i], err = unix.EpollWait(outer, evs[:], 0); err != nil {
+			return false, err
+		}
+		if _, err := unix.Read(event, word); err != nil {
+			return false, err
+		}
+	}
+	return told[1] == 0, nil
 }
 
 func (w *watch) ctl(op int, on bool) error {
@@ -103,9 +171,7 @@ func (w *watch) setQuiet(on bool) {
 	w.off.Store(on)
 	if on {
 		// What was told to the runtime's poller is still in the list of what is ready, and only what comes into the list is told.
-		var ev [1]unix.EpollEvent
-		for _, err := unix.EpollWait(w.ep, ev[:], 0); err == unix.EINTR; _, err = unix.EpollWait(w.ep, ev[:], 0) {
-		}
+		w.takeReady()
 	}
 }
 

@@ -109,3 +109,20 @@ func TestQuietOfABusySocket(t *testing.T) {
 	require.Eventually(t, func() bool { return h.n.Load() == packets }, 5*time.Second, time.Millisecond)
 	require.Zero(t, tx.Stats().Unsent)
 }
+
+// TestTellsOnce: Linux says of a nested epoll instance that it is readable at each arrival. Under gVisor see rdmanet.
+func TestTellsOnce(t *testing.T) {
+	once, err := nestedTellsOnce()
+	require.NoError(t, err)
+	require.False(t, once)
+}
+
+// TestSettled: where it does not, nothing is lost, and nobody waits for what is there.
+func TestSettled(t *testing.T) {
+	was := tellsOnce
+	tellsOnce = func() bool { return true }
+	defer func() { tellsOnce = was }()
+	for _, f := range []func(*testing.T){TestQuiet, TestQuietOfABusySocket, TestSit, TestSitFollowsTraffic} {
+		f(t)
+	}
+}
