@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/go-rdma/rdma/internal/leak"
 	"github.com/go-rdma/rdma/internal/rc"
 	"github.com/go-rdma/rdma/internal/testnet"
 	"github.com/go-rdma/rdma/rdmanet"
@@ -43,6 +44,7 @@ func TestMain(m *testing.M) {
 		warmUp() // librdmacm keeps a device open that it has opened
 	}
 	files := openFiles()
+	leak.Start()
 	code := m.Run()
 	if code == 0 {
 		if err := leaks(files); err != nil {
@@ -111,6 +113,9 @@ func left(files int) error {
 	}
 	if open, arenas, bytes := rc.Usage(); open != 0 || arenas != 0 || bytes != 0 {
 		return fmt.Errorf("%d devices, %d arenas, %d bytes of registered memory in use", open, arenas, bytes)
+	}
+	if err := leak.Find(0); err != nil {
+		return err
 	}
 	if n := openFiles(); n > files {
 		return fmt.Errorf("%d open files, %d before", n, files)

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/go-rdma/rdma/internal/leak"
 	"github.com/go-rdma/rdma/internal/rc"
 	"github.com/go-rdma/rdma/internal/verbs"
 )
@@ -55,6 +56,7 @@ type Conn struct {
 
 	closing  sync.Once
 	closeErr error
+	made     leak.Mark
 }
 
 // minRNRTimer is the code for 0.64 ms (IBTA 9.7.5.2.8). rdma_cm's default of 655 ms is a long time for a peer whose message
@@ -107,6 +109,7 @@ func newConn(p *Peer, id verbs.CMID, cfg *ConnConfig) (*Conn, error) {
 	if srq != nil {
 		srq.add(c)
 	}
+	c.made.Made("rpma.Conn")
 	return c, nil
 }
 
@@ -417,6 +420,7 @@ func (c *Conn) close() error {
 	if c.srq != nil {
 		c.srq.release(c)
 	}
+	c.made.Gone()
 	c.peer.end("connection")
 	return err
 }

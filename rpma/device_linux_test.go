@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/go-rdma/rdma/internal/leak"
 	"github.com/go-rdma/rdma/internal/testnet"
 	"github.com/go-rdma/rdma/internal/verbs"
 	"github.com/go-rdma/rdma/rpma"
@@ -21,10 +22,12 @@ func TestMain(m *testing.M) {
 		os.Setenv("RDMANET_DEVICE", "softroce") // also where a RoCE device is
 	}
 	if os.Getenv("RPMA_TEST_ADDR") != "" {
-		os.Exit(m.Run()) // the C libraries' event channel stays
+		leak.Start()
+		leak.Exit(m.Run()) // without goleak: the C libraries' event channel stays
 	}
 	testnet.Main() // other packages' tests stop processes
-	goleak.VerifyTestMain(m)
+	leak.Start()
+	goleak.VerifyTestMain(m, goleak.Cleanup(leak.Exit))
 }
 
 func TestDevices(t *testing.T) {

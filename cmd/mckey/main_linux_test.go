@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/go-rdma/rdma/internal/leak"
 	"github.com/go-rdma/rdma/internal/testnet"
 )
 
@@ -28,7 +29,8 @@ func TestMain(m *testing.M) {
 		main()
 	}
 	testnet.Main()
-	goleak.VerifyTestMain(m)
+	leak.Start()
+	goleak.VerifyTestMain(m, goleak.Cleanup(leak.Exit))
 }
 
 // output collects what a program prints, and lets tests wait for words of it.

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/go-rdma/rdma/internal/leak"
 	"github.com/go-rdma/rdma/internal/rc"
 	"github.com/go-rdma/rdma/internal/testnet"
 	"github.com/go-rdma/rdma/internal/verbs"
@@ -19,7 +20,8 @@ import (
 
 func TestMain(m *testing.M) {
 	testnet.Main()
-	goleak.VerifyTestMain(m)
+	leak.Start()
+	goleak.VerifyTestMain(m, goleak.Cleanup(leak.Exit))
 }
 
 // shown is what the tests intern addresses as.

@@ -13,10 +13,14 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/go-rdma/rdma/internal/leak"
 	"github.com/go-rdma/rdma/internal/verbs"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	leak.Start()
+	goleak.VerifyTestMain(m, goleak.Cleanup(leak.Exit))
+}
 
 // testCQ is a completion queue that tests fill. It keeps Arm's contract: one
 // Notify for each Arm, for a completion that comes after it.

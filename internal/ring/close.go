@@ -239,6 +239,7 @@ func (c *Conn) teardown() {
 		c.freeMemory()
 		c.wmu.Unlock()
 		c.rmu.Unlock()
+		c.made.Gone()
 		c.unref()
 	})
 }

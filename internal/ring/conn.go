@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/go-rdma/rdma/internal/leak"
 	"github.com/go-rdma/rdma/internal/rc"
 	"github.com/go-rdma/rdma/internal/verbs"
 )
@@ -13,6 +14,7 @@ import (
 // Conn is a stream. Its methods are safe for concurrent use.
 type Conn struct {
 	rc            *rc.Conn
+	made          leak.Mark
 	local, remote netip.AddrPort
 	inline        int // longest write that is posted from the caller's bytes
 

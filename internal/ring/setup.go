@@ -76,6 +76,7 @@ func newConn(id verbs.CMID, cfg *Config) (*Conn, error) {
 		_ = id.Close() // the first error says more
 		return nil, err
 	}
+	c.made.Made("stream")
 	if err = c.getMemory(cfg); err != nil {
 		c.teardown()
 		return nil, err

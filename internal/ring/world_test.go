@@ -4,7 +4,6 @@ import (
 	"context"
 	"net"
 	"net/netip"
-	"os"
 	"sync"
 	"testing"
 	"time"
@@ -12,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/go-rdma/rdma/internal/leak"
 	"github.com/go-rdma/rdma/internal/rc"
 	"github.com/go-rdma/rdma/internal/verbs"
 	"github.com/go-rdma/rdma/internal/verbs/softroce"
@@ -19,6 +19,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	leak.Start()
 	code := m.Run()
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	if err := Drain(ctx); err != nil && code == 0 {
@@ -30,7 +31,7 @@ func TestMain(m *testing.M) {
 		println(err.Error())
 		code = 1
 	}
-	os.Exit(code)
+	leak.Exit(code)
 }
 
 // world is two hosts on a simulated network, each with a softroce device, and a

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"sync"
 	"syscall"
+
+	"github.com/go-rdma/rdma/internal/leak"
 )
 
 // Domain is for providers: it counts what a protection domain has, so that nothing is closed before what lies in it.
@@ -53,6 +55,7 @@ func (d *Domain) NewArena(size int, mmap func(size int) ([]byte, error), munmap 
 		return nil, fmt.Errorf("%s: protection domain: %w", d.Provider, net.ErrClosed)
 	}
 	d.arenas = append(d.arenas, a)
+	a.made.Made("arena")
 	return a, nil
 }
 
@@ -91,6 +94,7 @@ func (d *Domain) Close(last func() error) error {
 type CountedArena struct {
 	d      *Domain
 	munmap func([]byte) error
+	made   leak.Mark
 
 	mu      sync.Mutex
 	mem     []byte // nil once closed: the address may be another's by then
@@ -149,5 +153,6 @@ func (a *CountedArena) Close() error {
 		d.arenas = slices.Delete(d.arenas, i, i+1)
 	}
 	d.mu.Unlock()
+	a.made.Gone()
 	return a.munmap(mem)
 }

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"syscall"
 
+	"github.com/go-rdma/rdma/internal/leak"
 	"github.com/go-rdma/rdma/internal/verbs"
 )
 
@@ -20,6 +21,7 @@ type ah struct {
 	mu     sync.Mutex             // of closing
 	h      atomic.Pointer[coreAH] // nil once closed, or its device was given up
 	closed bool
+	made   leak.Mark
 }
 
 var _ verbs.AH = (*ah)(nil)
@@ -61,6 +63,7 @@ func (p *pd) CreateAH(attr *verbs.AHAttr) (verbs.AH, error) {
 	handle := &ah{pd: p, group: a.Remote.IsMulticast()}
 	handle.h.Store(made)
 	p.add(handle)
+	handle.made.Made("address handle")
 	return handle, nil
 }
 
@@ -83,5 +86,6 @@ func (a *ah) Close() error {
 	a.h.Store(nil)
 	a.closed = true
 	a.pd.remove(a)
+	a.made.Gone()
 	return nil
 }

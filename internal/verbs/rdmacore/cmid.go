@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/go-rdma/rdma/internal/leak"
 	"github.com/go-rdma/rdma/internal/verbs"
 )
 
@@ -42,6 +43,7 @@ type cmid struct {
 	step          chan cmEvent  // active: what the step under way has come to; capacity 1
 	ends          atomic.Uint32 // active: kinds of events that end that step, a bit each
 	gone          chan struct{} // closed by Close
+	made          leak.Mark
 
 	mu          sync.Mutex
 	h           *coreID // nil once destroyed
@@ -572,6 +574,7 @@ func (c *cmid) finish() {
 		return
 	}
 	c.finished = true
+	c.made.Gone()
 	if c.dev != nil {
 		c.dev.release()
 	}

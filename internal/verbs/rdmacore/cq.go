@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/go-rdma/rdma/internal/leak"
 	"github.com/go-rdma/rdma/internal/verbs"
 )
 
@@ -19,6 +20,7 @@ type cq struct {
 	dev    *device
 	token  uint64
 	onNote func() // CQAttr.Notify
+	made   leak.Mark
 
 	mu     sync.Mutex
 	h      *coreCQ // nil once closed, or its device was given up
@@ -50,6 +52,7 @@ func (d *device) CreateCQ(attr *verbs.CQAttr) (verbs.CQ, error) {
 		d.release()
 		return nil, d.failure("completion queue", d.c.p.host.memlock(attr.Depth*64, err))
 	}
+	c.made.Made("completion queue")
 	return c, nil
 }
 
@@ -231,6 +234,7 @@ func (c *cq) Close() error {
 	delete(d.cqs, c.token)
 	d.mu.Unlock()
 	defer d.release()
+	c.made.Gone()
 	if err := c.destroy(); err != nil && !d.gone.Load() {
 		return d.failure("destroying a completion queue", err)
 	}

@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/go-rdma/rdma/internal/leak"
 	"github.com/go-rdma/rdma/internal/verbs"
 )
 
@@ -29,6 +30,7 @@ type listener struct {
 	ev    cmEvent
 	addr  netip.AddrPort
 	queue *verbs.RequestQueue
+	made  leak.Mark
 
 	mu sync.Mutex
 	h  *coreID // nil once closed, and while the device is away
@@ -93,6 +95,7 @@ func (c *core) listen(attr *verbs.ListenAttr) (*listener, error) {
 		coreDestroyEC(ec)
 		return nil, err
 	}
+	l.made.Made("listener")
 	return l, nil
 }
 
@@ -235,6 +238,7 @@ func (l *listener) adopt() (*cmid, error) {
 		dev.release()
 		return nil, err
 	}
+	id.made.Made("identifier")
 	return id, nil
 }
 
@@ -299,5 +303,6 @@ func (l *listener) Close() error {
 		_ = coreDestroyID(h) // as above
 	}
 	coreDestroyEC(l.ec)
+	l.made.Gone()
 	return nil
 }

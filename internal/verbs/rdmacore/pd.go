@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/go-rdma/rdma/internal/leak"
 	"github.com/go-rdma/rdma/internal/verbs"
 )
 
@@ -23,6 +24,7 @@ type pd struct {
 	h       *corePD                // nil once closed, or its device was given up
 	objects map[revocable]struct{} // those that the device does not know
 	mrs     map[uint32]*mr         // by lkey
+	made    leak.Mark
 }
 
 // revocable is what goes with its device.
@@ -64,6 +66,7 @@ func (d *device) AllocPD() (verbs.PD, error) {
 	d.mu.Lock()
 	d.pds[p] = struct{}{}
 	d.mu.Unlock()
+	p.made.Made("protection domain")
 	return p, nil
 }
 
@@ -89,6 +92,7 @@ func (p *pd) Close() error {
 			}
 		}
 		p.h = nil
+		p.made.Gone()
 		d.mu.Lock()
 		delete(d.pds, p)
 		d.mu.Unlock()
@@ -118,6 +122,7 @@ type mr struct {
 	h      *coreMR // nil once closed, or its device was given up
 	closed bool
 	mem    []byte
+	made   leak.Mark
 }
 
 const allAccess = verbs.LocalWrite | verbs.RemoteWrite | verbs.RemoteRead | verbs.RemoteAtomic
@@ -158,6 +163,7 @@ func (p *pd) RegMR(mem []byte, access verbs.Access) (verbs.MR, error) {
 	}
 	p.add(m)
 	p.list(m)
+	m.made.Made("memory region")
 	return m, nil
 }
 
@@ -199,5 +205,6 @@ func (m *mr) Close() error {
 	m.h, m.closed, m.mem = nil, true, nil // the memory may be unmapped from now on
 	m.arena.Unuse()
 	m.pd.remove(m)
+	m.made.Gone()
 	return nil
 }

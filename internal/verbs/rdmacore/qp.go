@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"syscall"
 
+	"github.com/go-rdma/rdma/internal/leak"
 	"github.com/go-rdma/rdma/internal/verbs"
 )
 
@@ -35,6 +36,7 @@ type qp struct {
 	typ            verbs.QPType
 	token          uint64
 	num            uint32
+	made           leak.Mark
 	sendCQ, recvCQ *cq
 	rnrTimer       uint8
 	class          uint8 // of its packets, if not what the peer asked for
@@ -171,6 +173,7 @@ func (d *device) newQP(p *pd, attr *verbs.QPInitAttr, onCommEst func()) (*qp, er
 	d.mu.Lock()
 	d.qps[q.token], d.nums[q.num] = q, q
 	d.mu.Unlock()
+	q.made.Made("queue pair")
 	return q, nil
 }
 
@@ -333,6 +336,7 @@ func (q *qp) close() error {
 	q.sendCQ.unuse(q.typ)
 	q.recvCQ.unuse(q.typ)
 	q.pd.Unuse()
+	q.made.Gone()
 	d.release()
 	return nil
 }

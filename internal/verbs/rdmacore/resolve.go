@@ -145,6 +145,7 @@ func (c *core) resolve(ctx context.Context, attr *verbs.CMIDAttr) (*cmid, error)
 		return nil, err
 	}
 	id.events.SetHandler(attr.Handler)
+	id.made.Made("identifier")
 	return id, nil
 }
 

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"syscall"
 
+	"github.com/go-rdma/rdma/internal/leak"
 	"github.com/go-rdma/rdma/internal/verbs"
 )
 
@@ -17,6 +18,7 @@ type srq struct {
 	token      uint64
 	maxSGE     int
 	limitEvent func()
+	made       leak.Mark
 
 	mu     sync.Mutex
 	h      *coreSRQ // nil once closed, or its device was given up
@@ -64,6 +66,7 @@ func (p *pd) CreateSRQ(attr *verbs.SRQAttr) (verbs.SRQ, error) {
 	d.mu.Lock()
 	d.srqs[s.token] = s
 	d.mu.Unlock()
+	s.made.Made("shared receive queue")
 	return s, nil
 }
 
@@ -176,6 +179,7 @@ func (s *srq) Close() error {
 	delete(d.srqs, s.token)
 	d.mu.Unlock()
 	s.pd.Unuse()
+	s.made.Gone()
 	return nil
 }
 

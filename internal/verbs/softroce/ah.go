@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"syscall"
 
+	"github.com/go-rdma/rdma/internal/leak"
 	"github.com/go-rdma/rdma/internal/verbs"
 	"github.com/go-rdma/rdma/internal/verbs/softroce/netio"
 )
@@ -15,6 +16,7 @@ type ah struct {
 	pd     *pd
 	closed atomic.Bool
 	way    atomic.Pointer[way]
+	made   leak.Mark
 }
 
 // way is what a route makes of an address.
@@ -45,6 +47,7 @@ func (p *pd) CreateAH(attr *verbs.AHAttr) (verbs.AH, error) {
 	}
 	a := &ah{pd: p}
 	a.way.Store(w)
+	a.made.Made("address handle")
 	return a, nil
 }
 
@@ -77,6 +80,7 @@ func (d *device) findWay(attr *verbs.AHAttr) (*way, error) {
 // Close implements [verbs.AH].
 func (a *ah) Close() error {
 	if !a.closed.Swap(true) {
+		a.made.Gone()
 		a.pd.Unuse()
 	}
 	return nil

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"syscall"
 
+	"github.com/go-rdma/rdma/internal/leak"
 	"github.com/go-rdma/rdma/internal/verbs"
 	"github.com/go-rdma/rdma/internal/verbs/softroce/ibcm"
 )
@@ -46,6 +47,7 @@ type cmid struct {
 	events        verbs.EventQueue
 	outcome       chan connectResult // active; capacity 1
 	gone          chan struct{}      // closed by Close
+	made          leak.Mark
 
 	mu      sync.Mutex
 	state   cmState
@@ -459,6 +461,7 @@ func (c *cmid) Close() error {
 	if c.freePort != nil {
 		c.freePort()
 	}
+	c.made.Gone()
 	c.in.dev.release()
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"syscall"
 
+	"github.com/go-rdma/rdma/internal/leak"
 	"github.com/go-rdma/rdma/internal/verbs"
 )
 
@@ -20,6 +21,7 @@ type cq struct {
 	dev    *device
 	depth  int
 	notify func()
+	made   leak.Mark
 
 	mu      sync.Mutex
 	ring    []verbs.WC // a power of two; grows up to depth
@@ -40,7 +42,9 @@ func (d *device) CreateCQ(attr *verbs.CQAttr) (verbs.CQ, error) {
 	if !d.tryRetain() {
 		return nil, fmt.Errorf("softroce: completion queue: %w", net.ErrClosed)
 	}
-	return &cq{dev: d, depth: attr.Depth, notify: attr.Notify}, nil
+	c := &cq{dev: d, depth: attr.Depth, notify: attr.Notify}
+	c.made.Made("completion queue")
+	return c, nil
 }
 
 // Poll also reads the network when the queue is empty, so that a caller who
@@ -197,6 +201,7 @@ func (c *cq) Close() error {
 	if quiet != nil {
 		<-quiet
 	}
+	c.made.Gone()
 	c.dev.release()
 	return nil
 }

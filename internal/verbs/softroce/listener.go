@@ -8,6 +8,7 @@ import (
 	"slices"
 	"syscall"
 
+	"github.com/go-rdma/rdma/internal/leak"
 	"github.com/go-rdma/rdma/internal/verbs"
 	"github.com/go-rdma/rdma/internal/verbs/softroce/ibcm"
 	"github.com/go-rdma/rdma/internal/verbs/softroce/share"
@@ -24,6 +25,7 @@ type listener struct {
 	freePort func()
 	short    func(error)
 	queue    *verbs.RequestQueue
+	made     leak.Mark
 }
 
 func (p *Provider) listen(in *instance, attr *verbs.ListenAttr) (*listener, error) {
@@ -61,6 +63,7 @@ func (p *Provider) listen(in *instance, attr *verbs.ListenAttr) (*listener, erro
 	in.mu.Lock()
 	in.listeners[l.key] = append(in.listeners[l.key], l)
 	in.mu.Unlock()
+	l.made.Made("listener")
 	return l, nil
 }
 
@@ -106,6 +109,7 @@ func (l *listener) offer(conn *ibcm.Conn, q *ibcm.REQ, port uint16) ibcm.Verdict
 		// For the identifier and for the connection. The caller holds the device.
 		l.in.dev.retain()
 		l.in.dev.retain()
+		c.made.Made("identifier")
 		conn.SetHandler(c.onCM)
 	}))
 }
@@ -141,6 +145,7 @@ func (l *listener) Close() error {
 	for _, c := range rest {
 		_ = c.Close() // which rejects
 	}
+	l.made.Gone()
 	in.dev.release()
 	return nil
 }

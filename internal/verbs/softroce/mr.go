@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"syscall"
 
+	"github.com/go-rdma/rdma/internal/leak"
 	"github.com/go-rdma/rdma/internal/verbs"
 )
 
@@ -28,6 +29,7 @@ type mr struct {
 	invalid atomic.Bool   // by a peer's request
 	drained chan struct{} // told when a closed region has no access in progress
 	closing sync.Once
+	made    leak.Mark
 }
 
 const mrClosed = -1 << 62
@@ -93,6 +95,7 @@ func (p *pd) register(mem []byte, access verbs.Access, persist func(mem []byte) 
 	page := uint64(pageSize)
 	m.addr = p.dev.cfg.random64()>>2&^(page-1) | uint64(verbs.AddressOf(mem))&(page-1)
 	p.dev.mrs.add(p.dev.cfg, m)
+	m.made.Made("memory region")
 	return m, nil
 }
 
@@ -116,6 +119,7 @@ func (m *mr) Close() error {
 		}
 		m.mem = nil // the memory may be unmapped from now on
 		m.unuse()
+		m.made.Gone()
 	})
 	return nil
 }

@@ -5,6 +5,7 @@ import (
 	"net"
 	"os"
 
+	"github.com/go-rdma/rdma/internal/leak"
 	"github.com/go-rdma/rdma/internal/verbs"
 )
 
@@ -14,13 +15,16 @@ var pageSize = os.Getpagesize()
 type pd struct {
 	dev *device
 	verbs.Domain
+	made leak.Mark
 }
 
 func (d *device) AllocPD() (verbs.PD, error) {
 	if !d.tryRetain() {
 		return nil, fmt.Errorf("softroce: protection domain: %w", net.ErrClosed)
 	}
-	return &pd{dev: d, Domain: verbs.Domain{Provider: "softroce"}}, nil
+	p := &pd{dev: d, Domain: verbs.Domain{Provider: "softroce"}}
+	p.made.Made("protection domain")
+	return p, nil
 }
 
 func (p *pd) NewArena(size int) (verbs.Arena, error) {
@@ -33,6 +37,7 @@ func (p *pd) NewArena(size int) (verbs.Arena, error) {
 
 func (p *pd) Close() error {
 	return p.Domain.Close(func() error {
+		p.made.Gone()
 		p.dev.release()
 		return nil
 	})

@@ -207,6 +207,7 @@ func (p *Provider) resolve(in *instance, attr *verbs.CMIDAttr) (*cmid, error) {
 		local: netip.AddrPortFrom(route.Local, port), remote: netip.AddrPortFrom(route.Remote, attr.Remote.Port()),
 		outcome: make(chan connectResult, 1), gone: make(chan struct{}),
 	}
+	c.made.Made("identifier")
 	c.events.SetHandler(attr.Handler)
 	return c, nil
 }

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"syscall"
 
+	"github.com/go-rdma/rdma/internal/leak"
 	"github.com/go-rdma/rdma/internal/verbs"
 	"github.com/go-rdma/rdma/internal/verbs/softroce/netio"
 )
@@ -67,6 +68,7 @@ type qp struct {
 	onCommEst func()
 
 	gone chan struct{} // closed when Close is done
+	made leak.Mark
 
 	mu      sync.Mutex
 	state   qpState
@@ -160,6 +162,7 @@ func (d *device) makeQP(p *pd, attr *verbs.QPInitAttr, serve func(q *qp)) (*qp, 
 	if !d.qps.add(d.cfg, d.slot, q) {
 		return fail(fmt.Errorf("softroce: more than %d queue pairs: %w", maxQPs, syscall.ENOMEM))
 	}
+	q.made.Made("queue pair")
 	return q, nil
 }
 
@@ -469,6 +472,7 @@ func (q *qp) Close() error {
 		q.srq.unuse()
 	}
 	q.pd.Unuse()
+	q.made.Gone()
 	close(q.gone)
 	q.dev.release()
 	return nil

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"syscall"
 
+	"github.com/go-rdma/rdma/internal/leak"
 	"github.com/go-rdma/rdma/internal/verbs"
 )
 
@@ -20,6 +21,7 @@ type srq struct {
 	dev        *device
 	maxSGE     int
 	limitEvent func()
+	made       leak.Mark
 
 	mu     sync.Mutex
 	keys   keys
@@ -47,6 +49,7 @@ func (p *pd) CreateSRQ(attr *verbs.SRQAttr) (verbs.SRQ, error) {
 	}
 	s := &srq{dev: p.dev, maxSGE: sges, limitEvent: attr.LimitEvent, keys: keys{pd: p}}
 	s.rq.limit = uint32(wr)
+	s.made.Made("shared receive queue")
 	return s, nil
 }
 
@@ -182,6 +185,7 @@ func (s *srq) Close() error {
 	s.closed = true
 	s.rq = queue[recvWQE]{}
 	s.keys.pd.Unuse()
+	s.made.Gone()
 	return nil
 }
 

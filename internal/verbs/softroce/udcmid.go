@@ -9,6 +9,7 @@ import (
 	"sync"
 	"syscall"
 
+	"github.com/go-rdma/rdma/internal/leak"
 	"github.com/go-rdma/rdma/internal/verbs"
 	"github.com/go-rdma/rdma/internal/verbs/softroce/ibcm"
 )
@@ -39,6 +40,7 @@ type udid struct {
 	freePort      func()         // active
 	events        verbs.EventQueue
 	gone          chan struct{} // closed by Close
+	made          leak.Mark
 
 	// Of a request.
 	l   *listener
@@ -77,6 +79,7 @@ func (p *Provider) resolveUD(in *instance, attr *verbs.CMIDAttr) (*udid, error) 
 	}
 	c.local, c.freePort = netip.AddrPortFrom(c.local.Addr(), port), free
 	c.events.SetHandler(attr.Handler)
+	c.made.Made("identifier")
 	return c, nil
 }
 
@@ -317,6 +320,7 @@ func (c *udid) Close() error {
 	if c.freePort != nil {
 		c.freePort()
 	}
+	c.made.Gone()
 	c.in.dev.release()
 	return nil
 }
@@ -358,7 +362,10 @@ func (l *listener) offerLookup(r *ibcm.LookupRequest, m *ibcm.SIDRREQ, port uint
 			return ibcm.Dropped
 		}
 		c.local, c.remote = netip.AddrPortFrom(path.Local, l.key.port), netip.AddrPortFrom(path.Remote, port)
-		v = verdict(l.queue.Put(c, l.in.dev.retain)) // the caller holds the device
+		v = verdict(l.queue.Put(c, func() {
+			l.in.dev.retain() // the caller holds it
+			c.made.Made("identifier")
+		}))
 	}
 	if v == verbs.RejInvalidServiceID { // closed meanwhile
 		return ibcm.SIDRUnsupported
