@@ -20,18 +20,14 @@ func TestUnderGVisor(t *testing.T) {
 	if os.Getenv(inGVisor) != "" {
 		t.Fatal("within itself")
 	}
-	fail := t.Skipf
-	if os.Getenv("CI") == "true" {
-		fail = t.Fatalf
-	}
 	runsc, err := exec.LookPath("runsc")
 	switch {
-	case err != nil:
-		fail("no gVisor here (Debian: apt-get install runsc): %v", err)
-	case os.Geteuid() != 0:
-		fail("runsc do needs root")
 	case runtime.GOARCH != "amd64" && runtime.GOARCH != "arm64":
 		t.Skipf("gVisor does not run on %s", runtime.GOARCH)
+	case err != nil:
+		cannot(t, "gVisor (Debian: apt-get install runsc): %v", err)
+	case os.Geteuid() != 0:
+		cannot(t, "gVisor, whose runsc do needs root")
 	}
 	self, err := os.Executable()
 	require.NoError(t, err)
