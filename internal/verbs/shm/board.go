@@ -18,12 +18,12 @@ const (
 	armStride = 64 // a cache line each
 	armOff    = 0
 
-	maxMRs    = 1 << 16
-	mrBits    = 16
+	maxMRs    = 1 << 16 // of a link, and once more of all devices that were opened
+	mrBits    = 17
 	regStride = 64
 	regOff    = armOff + maxCQs*armStride
 
-	boardSize = regOff + maxMRs*regStride
+	boardSize = regOff + 2*maxMRs*regStride
 )
 
 // ownerServes is the place of a region that is no segment's: its owner does what is to be done there.
@@ -45,7 +45,7 @@ func armWord(board []byte, cq uint32) *atomic.Uint32 {
 }
 
 func regWord(board []byte, key uint32, field int) *atomic.Uint64 {
-	return word64(board, regOff+int(key&(maxMRs-1))*regStride+field)
+	return word64(board, regOff+int(key&(2*maxMRs-1))*regStride+field)
 }
 
 // A ring is a receive queue in shared memory: a head, and slots. Lines are of 64 bytes, each written by one side.

@@ -79,7 +79,7 @@ func wrongState(why string) error { return fmt.Errorf("%s: %w", why, syscall.EIN
 // CreateQP implements [verbs.CMID].
 func (c *cmid) CreateQP(domain verbs.PD, attr *verbs.QPInitAttr) (verbs.QP, error) {
 	own, ok := domain.(*pd)
-	if !ok || own.dev != c.dev {
+	if !ok || !c.dev.serves(own.dev) {
 		return nil, fmt.Errorf("shm: protection domain is not of the identifier's device: %w", syscall.EINVAL)
 	}
 	c.mu.Lock()

@@ -34,15 +34,17 @@ func TestConformance(t *testing.T) {
 		name            string
 		active, passive *shm.Provider
 		listen, dial    string
+		open            bool
 	}{
-		{"Self", one, one, "0.0.0.0", "127.0.0.1"},
-		{"Two", one, other, "::1", "::1"},
+		{"Self", one, one, "0.0.0.0", "127.0.0.1", false},
+		{"Two", one, other, "::1", "::1", false},
+		{"Open", one, other, "::1", "::1", true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			verbstest.TestProvider(t, verbstest.Config{
 				Active: c.active, Passive: c.passive,
 				Listen: netip.MustParseAddr(c.listen), Dial: netip.MustParseAddr(c.dial),
-				NoDatagrams: true, EarlyRefusal: true,
+				NoDatagrams: true, OpenDevices: c.open, EarlyRefusal: true,
 				PersistentMemory: func(t testing.TB, size int) []byte { return mapFile(t, size) },
 			})
 		})

@@ -42,6 +42,7 @@ type cq struct {
 	failed    bool
 	closed    bool
 	users     int
+	seats     []cqSeat       // of an open device's
 	members   map[source]int // how often each is one; guarded by reading
 	notifying int
 	quiet     chan struct{}
@@ -129,6 +130,7 @@ func (c *cq) Arm() error {
 		return errClosedCQ
 	}
 	c.arm.Store(1)
+	c.armSeats()
 	return nil
 }
 
@@ -209,11 +211,14 @@ func (c *cq) grow() {
 
 // failUsers moves the queue pairs of a queue that overran to the error state.
 func (c *cq) failUsers() {
-	c.dev.everyQP(func(q *qp) {
-		if q.sendCQ == c || q.recvCQ == c {
+	c.reading.RLock()
+	sources := slices.Clone(c.sources)
+	c.reading.RUnlock()
+	for _, s := range sources {
+		if q, ok := s.(*qp); ok {
 			q.fail()
 		}
-	})
+	}
 }
 
 // notified calls Notify, unless the queue was closed meanwhile. No lock is held.
@@ -294,7 +299,7 @@ func (c *cq) Close() error {
 	if quiet != nil {
 		<-quiet
 	}
-	c.dev.removeCQ(c)
+	c.dev.removeCQ(c.num)
 	c.dev.release()
 	return nil
 }

@@ -32,18 +32,18 @@ const (
 	defaultSGE  = 2
 )
 
-// device is one end of a link. One without a link reaches nobody: it is what Open gives.
+// device is one end of a link, or what Open gives: what is made of that is for connections over any link.
 type device struct {
-	p    *Provider
-	link *link // nil: none
+	p     *Provider
+	link  *link // nil: none
+	open  bool
+	table *regionTable
 
-	board     []byte
-	boardFd   int
-	domains   atomic.Uint32
-	sharedIDs atomic.Uint32
-	rings     ringAllocator
-	notifier  notifier
-	servers   servers
+	board    []byte
+	boardFd  int
+	rings    ringAllocator
+	notifier notifier
+	servers  servers
 
 	regions regionTable
 
@@ -63,6 +63,7 @@ func (p *Provider) newDevice() (*device, error) {
 		return nil, err
 	}
 	d := &device{p: p, board: board, boardFd: fd, users: 1, settled: true, qps: make(map[uint32]*qp)}
+	d.table = &d.regions
 	d.rings.dev = d
 	d.notifier.init()
 	return d, nil
@@ -150,7 +151,6 @@ func (d *device) tryFree() {
 		_ = unix.Close(d.boardFd)
 	}
 	dropSegment(d.board)
-	d.p.freed(d)
 }
 
 // settle is told that the link's goroutine is about to end.
@@ -163,29 +163,36 @@ func (d *device) settle() {
 
 // addCQ gives a completion queue its number.
 func (d *device) addCQ(c *cq) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if n := len(d.freeCQs); n > 0 {
-		c.num = d.freeCQs[n-1]
-		d.freeCQs = d.freeCQs[:n-1]
-		d.cqs[c.num] = c
-	} else {
-		if len(d.cqs) == maxCQs {
-			return fmt.Errorf("shm: more than %d completion queues with one process: %w", maxCQs, syscall.ENOMEM)
-		}
-		c.num = uint32(len(d.cqs))
-		d.cqs = append(d.cqs, c)
+	num, err := d.numberCQ(c)
+	if err != nil {
+		return err
 	}
-	c.arm = armWord(d.board, c.num)
+	c.num, c.arm = num, armWord(d.board, num)
 	c.arm.Store(0)
 	return nil
 }
 
-func (d *device) removeCQ(c *cq) {
+func (d *device) numberCQ(c *cq) (num uint32, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.cqs[c.num] = nil
-	d.freeCQs = append(d.freeCQs, c.num)
+	if n := len(d.freeCQs); n > 0 {
+		num = d.freeCQs[n-1]
+		d.freeCQs = d.freeCQs[:n-1]
+		d.cqs[num] = c
+		return num, nil
+	}
+	if len(d.cqs) == maxCQs {
+		return 0, fmt.Errorf("shm: more than %d completion queues with one process: %w", maxCQs, syscall.ENOMEM)
+	}
+	d.cqs = append(d.cqs, c)
+	return uint32(len(d.cqs) - 1), nil
+}
+
+func (d *device) removeCQ(num uint32) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.cqs[num] = nil
+	d.freeCQs = append(d.freeCQs, num)
 }
 
 // cq finds a completion queue; nil: there is none.

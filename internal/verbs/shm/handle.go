@@ -47,7 +47,7 @@ func (l *link) handle(data []byte, fd int) error {
 		}
 		l.used[h.ID] = false
 	case msgBell:
-		if c := l.dev.cq(h.ID); c != nil {
+		if c := l.dev.cq(h.ID); c != nil && c.rung() {
 			l.rx.due = append(l.rx.due, c)
 		}
 	case msgReceives:

@@ -95,6 +95,9 @@ func (d *device) newLink(fd int, active bool, peer [16]byte, cred verbs.Cred) (*
 // linked tells whether there is a living peer.
 func (d *device) linked() bool { return d.link != nil && !d.link.dead.Load() }
 
+// serves tells whether what was made of a device works with connections of the link.
+func (d *device) serves(o *device) bool { return o == d || o.open && o.p == d.p }
+
 // export makes a segment and gives it to the peer.
 func (d *device) export(size int) (mem []byte, num uint32, err error) {
 	mem, fd, err := newSegment(size)
@@ -102,9 +105,18 @@ func (d *device) export(size int) (mem []byte, num uint32, err error) {
 		return nil, 0, err
 	}
 	defer func() { _ = unix.Close(fd) }()
+	if num, err = d.give(fd, size); err != nil {
+		dropSegment(mem)
+		return nil, 0, err
+	}
+	return mem, num, nil
+}
+
+// give gives a segment to the peer.
+func (d *device) give(fd, size int) (num uint32, err error) {
 	l := d.link
-	if l == nil || l.dead.Load() {
-		return mem, 0, nil
+	if !d.linked() {
+		return 0, nil
 	}
 	l.mu.Lock()
 	for int(num) < len(l.used) && l.used[num] {
@@ -112,8 +124,7 @@ func (d *device) export(size int) (mem []byte, num uint32, err error) {
 	}
 	if num == maxSegments {
 		l.mu.Unlock()
-		dropSegment(mem)
-		return nil, 0, fmt.Errorf("more than %d arenas with one process: %w", maxSegments, syscall.ENOMEM)
+		return 0, fmt.Errorf("more than %d arenas with one process: %w", maxSegments, syscall.ENOMEM)
 	}
 	if int(num) == len(l.used) {
 		l.used = append(l.used, true)
@@ -122,12 +133,17 @@ func (d *device) export(size int) (mem []byte, num uint32, err error) {
 	l.mu.Unlock()
 	var b [headerLen]byte
 	l.send(appendBody(putHeader(&b, header{Kind: msgSegment, ID: num}), uint64(size)), fd)
-	return mem, num, nil
+	return num, nil
 }
 
-// unexport gives a segment back. Its number is used again when the peer has unmapped it.
+// unexport gives a segment back.
 func (d *device) unexport(mem []byte, num uint32) {
 	dropSegment(mem)
+	d.tellGone(num)
+}
+
+// tellGone takes a segment from the peer. Its number is used again when the peer has unmapped it.
+func (d *device) tellGone(num uint32) {
 	if d.linked() && num != 0 {
 		d.link.tell(header{Kind: msgNoSegment, ID: num})
 	}

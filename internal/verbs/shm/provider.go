@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"syscall"
 
 	"github.com/go-rdma/rdma/internal/verbs"
@@ -23,8 +24,11 @@ type Provider struct {
 
 	foreign foreigners
 
+	regions   regionTable // of devices that were opened
+	domains   atomic.Uint32
+	sharedIDs atomic.Uint32
+
 	mu      sync.Mutex
-	lonely  *device // without a link; it may be gone
 	links   map[[16]byte]*dialing
 	sources map[netip.AddrPort]int // ports of active sides that nobody chose
 }
@@ -34,6 +38,7 @@ var _ verbs.Provider = (*Provider)(nil)
 // New returns a provider that is a process of its own to others.
 func New() *Provider {
 	p := &Provider{links: make(map[[16]byte]*dialing), sources: make(map[netip.AddrPort]int)}
+	p.regions.base = maxMRs
 	_, _ = crand.Read(p.id[:]) // which never fails
 	return p
 }
@@ -71,7 +76,7 @@ func (p *Provider) check(name string, port int, ps verbs.PortSpace) error {
 	return nil
 }
 
-// Open implements [verbs.Provider].
+// Open implements [verbs.Provider]. Each device is one of its own: who has a connection with one domain of it sees what is registered there.
 func (p *Provider) Open(name string) (verbs.Device, error) {
 	if name == "" {
 		return nil, fmt.Errorf("shm: %w: a device without a name", verbs.ErrNoDevice)
@@ -79,31 +84,12 @@ func (p *Provider) Open(name string) (verbs.Device, error) {
 	if err := p.check(name, 0, verbs.PSTCP); err != nil {
 		return nil, err
 	}
-	return p.alone()
-}
-
-// alone returns the device without a link, held for the caller.
-func (p *Provider) alone() (*device, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.lonely != nil && p.lonely.tryRetain() {
-		return p.lonely, nil
-	}
 	d, err := p.newDevice()
 	if err != nil {
 		return nil, fmt.Errorf("shm: %w", err)
 	}
-	p.lonely = d
+	d.open, d.table = true, &p.regions
 	return d, nil
-}
-
-// freed is told that a device is no more.
-func (p *Provider) freed(d *device) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.lonely == d {
-		p.lonely = nil
-	}
 }
 
 // own tells whether an address is of this host, in this network namespace.

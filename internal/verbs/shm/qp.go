@@ -50,6 +50,8 @@ type qp struct {
 	pd             *pd
 	num            uint32
 	sendCQ, recvCQ *cq
+	sendNum        uint32 // their numbers on the link
+	recvNum        uint32
 	srq            *srq // nil: receives are its own
 	caps           verbs.QPCap
 	rnrTimer       uint8
@@ -127,7 +129,7 @@ func (d *device) newQP(p *pd, attr *verbs.QPInitAttr) (*qp, error) {
 	}
 	scq, ok1 := attr.SendCQ.(*cq)
 	rcq, ok2 := attr.RecvCQ.(*cq)
-	if !ok1 || !ok2 || !ok3 || scq.dev != d || rcq.dev != d || p.dev != d {
+	if !ok1 || !ok2 || !ok3 || !d.serves(scq.dev) || !d.serves(rcq.dev) || !d.serves(p.dev) {
 		return nil, fmt.Errorf("shm: queue pair: queues and domain are not of one device: %w", syscall.EINVAL)
 	}
 	q := &qp{dev: d, pd: p, sendCQ: scq, recvCQ: rcq, srq: shared, rnrTimer: attr.MinRNRTimer & 31, gone: make(chan struct{})}
@@ -175,8 +177,12 @@ func (q *qp) acquire() error {
 		return fail(err)
 	}
 	undo = append(undo, q.pd.unuse)
+	if err := q.pd.attach(q.dev); err != nil {
+		return fail(err)
+	}
+	undo = append(undo, func() { q.pd.detach(q.dev) })
 	if q.srq != nil {
-		if err := q.srq.use(); err != nil {
+		if err := q.srq.use(q.dev); err != nil {
 			return fail(err)
 		}
 		undo = append(undo, q.srq.unuse)
@@ -185,6 +191,15 @@ func (q *qp) acquire() error {
 		return fail(fmt.Errorf("shm: queue pair: %w", err))
 	}
 	undo = append(undo, func() { q.dev.rings.put(q.rq.block) })
+	var err error
+	if q.sendNum, err = q.sendCQ.seat(q.dev); err != nil {
+		return fail(err)
+	}
+	undo = append(undo, func() { q.sendCQ.unseat(q.dev) })
+	if q.recvNum, err = q.recvCQ.seat(q.dev); err != nil {
+		return fail(err)
+	}
+	undo = append(undo, func() { q.recvCQ.unseat(q.dev) })
 	if err := q.sendCQ.use(q.sources()...); err != nil {
 		return fail(err)
 	}
@@ -207,7 +222,7 @@ func (q *qp) sources() []source {
 // describe tells the peer of the queue pair. From then on the peer may use its ring.
 func (q *qp) describe(conn uint32) queuePair {
 	d := queuePair{
-		Num: q.num, Domain: q.pd.num, SendCQ: q.sendCQ.num, RecvCQ: q.recvCQ.num, Ring: q.rq.describe(), RNRTimer: uint32(q.rnrTimer),
+		Num: q.num, Domain: q.pd.num, SendCQ: q.sendNum, RecvCQ: q.recvNum, Ring: q.rq.describe(), RNRTimer: uint32(q.rnrTimer),
 	}
 	if q.srq != nil {
 		d.Shared, d.SharedID = q.srq.rq.describe(), q.srq.id
@@ -324,6 +339,9 @@ func (q *qp) takeResults() (failed bool) {
 		if !ok {
 			break
 		}
+		if res.flags&resultInv != 0 && res.status == verbs.Success {
+			q.pd.invalidated(res.imm)
+		}
 		wc := res.wc(q.num)
 		q.recvCQ.push(&wc, nil, 0)
 		failed = res.status != verbs.Success
@@ -337,6 +355,9 @@ func (q *qp) took(res *result) {
 	defer q.rmu.Unlock()
 	if q.state == stateClosed {
 		return
+	}
+	if res.flags&resultInv != 0 && res.status == verbs.Success {
+		q.pd.invalidated(res.imm)
 	}
 	wc := res.wc(q.num)
 	if q.state == stateErr {
@@ -415,6 +436,8 @@ func (q *qp) Close() error {
 	q.dev.removeQP(q)
 	q.sendCQ.unuse(q.sources()...)
 	q.recvCQ.unuse(q.sources()...)
+	q.sendCQ.unseat(q.dev)
+	q.recvCQ.unseat(q.dev)
 	if r != nil {
 		q.dev.link.dropRemote(r, q)
 	}
@@ -426,6 +449,7 @@ func (q *qp) Close() error {
 	if q.srq != nil {
 		q.srq.unuse()
 	}
+	q.pd.detach(q.dev)
 	q.pd.unuse()
 	close(q.gone)
 	q.dev.release()

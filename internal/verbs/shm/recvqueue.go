@@ -51,10 +51,29 @@ func (r *recvQueue) init(d *device, limit, sges int) error {
 	if err != nil {
 		return err
 	}
+	r.use(b)
+	r.own = make([]recvWR, r.slots)
+	return nil
+}
+
+func (r *recvQueue) use(b block) {
 	r.block = b
 	r.tail, r.head = word64(b.mem, ringTail), word64(b.mem, ringHead)
 	r.state, r.fail, r.waits = word32(b.mem, ringState), word32(b.mem, ringFail), word32(b.mem, ringWaits)
-	r.own = make([]recvWR, r.slots)
+}
+
+// move takes the receives to a ring in another device's memory. The old one stays the caller's.
+func (r *recvQueue) move(d *device) error {
+	n := ringSlots + int(r.slots)*r.stride
+	b, err := d.rings.get(n)
+	if err != nil {
+		return err
+	}
+	copy(b.mem[ringSlots:n], r.block.mem[ringSlots:])
+	r.dev = d
+	r.use(b)
+	r.head.Store(r.drained.Load())
+	r.publish()
 	return nil
 }
 
@@ -82,7 +101,7 @@ func (r *recvQueue) post(p *pd, wr *verbs.RecvWR) (full bool, err error) {
 		if s.Length == 0 {
 			continue
 		}
-		if m := r.dev.regions.find(p, s.LKey); m != nil && m.arena == nil {
+		if m := p.find(s.LKey); m != nil && m.arena == nil {
 			return false, unsupported("receives into memory that is of no arena")
 		}
 		e := slot[slotList+n*entrySize:]

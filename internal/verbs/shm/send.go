@@ -159,7 +159,7 @@ func (q *qp) prepare(e *sendWR, wr *verbs.SendWR) error {
 		rights = verbs.LocalWrite
 	}
 	var err error
-	if e.sgl, err = q.dev.regions.check(q.pd, e.sgl, wr.SGL, rights); err != nil {
+	if e.sgl, err = q.pd.check(e.sgl, wr.SGL, rights); err != nil {
 		e.status = verbs.LocProtErr // told by the completion
 	}
 	return nil

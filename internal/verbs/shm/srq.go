@@ -17,6 +17,7 @@ import (
 // Its lock comes before that of a queue pair's receives.
 type srq struct {
 	pd         *pd
+	dev        *device // whose memory the ring is in
 	id         uint32
 	limitEvent func()
 
@@ -45,7 +46,7 @@ func (p *pd) CreateSRQ(attr *verbs.SRQAttr) (verbs.SRQ, error) {
 	if err := p.use(); err != nil {
 		return nil, err
 	}
-	s := &srq{pd: p, id: p.dev.sharedIDs.Add(1), limitEvent: attr.LimitEvent}
+	s := &srq{pd: p, dev: p.dev, id: p.dev.p.sharedIDs.Add(1), limitEvent: attr.LimitEvent}
 	if err := s.rq.init(p.dev, wr, sges); err != nil {
 		p.unuse()
 		return nil, fmt.Errorf("shm: shared receive queue: %w", err)
@@ -53,11 +54,23 @@ func (p *pd) CreateSRQ(attr *verbs.SRQAttr) (verbs.SRQ, error) {
 	return s, nil
 }
 
-func (s *srq) use() error {
+// use counts a queue pair on a link. The ring is for one peer at a time.
+func (s *srq) use(d *device) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
 		return errClosedSRQ
+	}
+	if s.dev != d {
+		if s.users > 0 {
+			return unsupported("a shared receive queue for connections with several processes")
+		}
+		old := s.rq.block
+		if err := s.rq.move(d); err != nil {
+			return err
+		}
+		s.dev.retire(s.id, old)
+		s.dev = d
 	}
 	s.users++
 	return nil
@@ -85,8 +98,8 @@ func (s *srq) PostRecv(wrs []verbs.RecvWR) (n int, err error) {
 	}
 	if n > 0 {
 		s.rq.publish()
-		if s.rq.waiting() && s.pd.dev.linked() {
-			s.pd.dev.link.tell(header{Kind: msgShared, ID: s.id})
+		if s.rq.waiting() && s.dev.linked() {
+			s.dev.link.tell(header{Kind: msgShared, ID: s.id})
 		}
 	}
 	return n, err
@@ -103,6 +116,7 @@ func (s *srq) drain() {
 			s.mu.Unlock()
 			return
 		}
+		d := s.dev
 		res, ok := s.rq.next()
 		broken := s.rq.broken
 		if ok {
@@ -110,14 +124,14 @@ func (s *srq) drain() {
 		}
 		var q *qp
 		if ok {
-			if q = s.pd.dev.qp(res.qpn); q != nil && q.srq == s {
+			if q = d.qp(res.qpn); q != nil && q.srq == s {
 				q.took(&res) // here, so that results keep their order
 			}
 		}
 		s.mu.Unlock()
 		switch {
 		case broken:
-			s.pd.dev.everyQP(func(q *qp) {
+			d.everyQP(func(q *qp) {
 				if q.srq == s {
 					q.fail()
 				}
@@ -182,7 +196,7 @@ func (s *srq) Close() error {
 	}
 	s.closed = true
 	s.mu.Unlock()
-	s.pd.dev.retire(s.id, s.rq.block)
+	s.dev.retire(s.id, s.rq.block)
 	s.pd.unuse()
 	return nil
 }

@@ -131,7 +131,7 @@ func (s *suite) request(t testing.TB, l verbs.Listener) verbs.CMID {
 // end makes an end of an identifier.
 func (s *suite) end(t testing.TB, id verbs.CMID, ev *events, o *options) *end {
 	e := &end{s: s, t: t, id: id, events: ev}
-	dev := id.Device()
+	dev := s.deviceOf(t, id)
 	if e.pd = o.pd; e.pd == nil {
 		e.pd = newPD(t, dev)
 	}
@@ -150,6 +150,17 @@ func (s *suite) end(t testing.TB, id verbs.CMID, ev *events, o *options) *end {
 	t.Cleanup(func() { closeIt(t, "QP", qp) })
 	e.qp = qp
 	return e
+}
+
+// deviceOf is where what a connection needs is made.
+func (s *suite) deviceOf(t testing.TB, id verbs.CMID) verbs.Device {
+	if !s.OpenDevices {
+		return id.Device()
+	}
+	d, err := id.Provider().Open(id.Device().Name())
+	require.NoError(t, err, "Open")
+	t.Cleanup(func() { closeIt(t, "device", d) })
+	return d
 }
 
 func newPD(t testing.TB, dev verbs.Device) verbs.PD {

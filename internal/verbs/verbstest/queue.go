@@ -93,8 +93,8 @@ func testSeparateQueues(s *suite, t *testing.T) {
 	o := s.options(nil)
 	id := s.resolve(t, l.Addr().Port(), nil)
 	var sq, rq queue
-	sq.init(s, t, id.Device(), 16)
-	rq.init(s, t, id.Device(), 16)
+	sq.init(s, t, s.deviceOf(t, id), 16)
+	rq.init(s, t, s.deviceOf(t, id), 16)
 	o.init.SendCQ, o.init.RecvCQ = sq.cq, rq.cq
 	a := s.end(t, id, newEvents(), o)
 	done := a.connect(s.ctx(t), &o.param)

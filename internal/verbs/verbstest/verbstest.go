@@ -51,6 +51,10 @@ type Config struct {
 	// packets it has answered: rdma_rxe, with which a retry count of 7 is endless besides.
 	SilentRefusals bool
 
+	// OpenDevices has domains and queues made of what Open gives under the name of an identifier's device, and not of the
+	// identifier's device itself, where they are two.
+	OpenDevices bool
+
 	// EarlyRefusal is for a provider whose Resolve finds out that nobody listens.
 	EarlyRefusal bool
 
