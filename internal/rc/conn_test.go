@@ -367,7 +367,7 @@ func TestCalls(t *testing.T) {
 	q.push(verbs.WC{ID: id})
 	s := NewSide(func() bool { return h.next.Load() > id })
 	h.a = s
-	require.True(t, c.spinOn(s, now(), int64(time.Second)))
+	require.True(t, met(c.spinOn(s, now(), int64(time.Second))))
 	require.Equal(t, 1, dear.calls-before)
 }
 

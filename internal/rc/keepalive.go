@@ -40,7 +40,10 @@ type KeepAlive struct {
 }
 
 // Touch notes a sign of life.
-func (k *KeepAlive) Touch() { k.last.Store(now()) }
+func (k *KeepAlive) Touch() { k.TouchAt(now()) }
+
+// TouchAt is Touch of one who knows what Now says.
+func (k *KeepAlive) TouchAt(now int64) { k.last.Store(now) }
 
 // Init says whom to look after, before anything else.
 func (k *KeepAlive) Init(kept Kept, cfg net.KeepAliveConfig) {

@@ -195,7 +195,7 @@ func TestSpinnersLeaveOne(t *testing.T) {
 	spin := func(others int32, limit time.Duration) bool {
 		spinners.Store(others)
 		start := now()
-		require.False(t, c.spinOn(never, start, int64(limit)))
+		require.False(t, met(c.spinOn(never, start, int64(limit))))
 		took := now() - start
 		require.Equal(t, others, spinners.Swap(0))
 		return took >= int64(limit)
@@ -209,7 +209,7 @@ func TestSpinnersLeaveOne(t *testing.T) {
 func TestSpinWhereTimeStandsStill(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, _, _, _ := newRester(t, time.Hour)
-		require.False(t, c.spinInside(NewSide(func() bool { return false }), now(), int64(time.Hour)))
+		require.False(t, met(c.spinInside(NewSide(func() bool { return false }), now(), int64(time.Hour))))
 	})
 }
 

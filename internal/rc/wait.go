@@ -16,6 +16,7 @@ type Side struct {
 	done   <-chan struct{}        // nil, or closed when the wait is over
 	parked atomic.Pointer[Poller] // nil once it was signaled
 	spin   Spinner
+	yields yields
 }
 
 // NewSide returns a Side that waits for ready, which any goroutine may call.
@@ -76,9 +77,8 @@ func (p *Poller) Wait(s *Side) error {
 	}
 	if d := s.spin.Budget(p.busy.Load(), p.longSpins()); d > 0 {
 		p.spins.Add(1)
-		start := now()
-		met := p.spinOn(s, start, d)
-		s.spin.Account(met, now()-start)
+		met, took := p.spinOn(s, now(), d)
+		s.spin.Account(met, took)
 		if met {
 			return s.waiter.Err()
 		}
@@ -120,7 +120,7 @@ func (p *Poller) park(s *Side) (err error) {
 func (p *Poller) longSpins() bool { return p.one != nil }
 
 // spinOn polls until the condition holds, the side has an error or the time is up.
-func (p *Poller) spinOn(s *Side, start, limit int64) (met bool) {
+func (p *Poller) spinOn(s *Side, start, limit int64) (met bool, took int64) {
 	if p.longSpins() {
 		if n := spinners.Add(1); n == 1 || n < procs.Load() || p.busy.Load() > 0 {
 			defer spinners.Add(-1)
@@ -152,23 +152,25 @@ func (p *Poller) spinOn(s *Side, start, limit int64) (met bool) {
 		putBatch(b)
 		met = met || s.ready()
 	}
-	return met
+	return met, now() - start
 }
 
 // spinners counts those in spinInside. Unless told to, they leave one of Go's processors to others: where all are busy,
 // the network poller is not looked at, and nobody else's events are seen.
 var spinners atomic.Int32
 
-// spinInside is spinOn for a provider that looks on inside its calls. There it lets other threads run. Goroutines
-// seldom: each Gosched makes the scheduler wake a thread, if there is a processor for it, which finds nothing to do.
-func (p *Poller) spinInside(s *Side, start, limit int64) (met bool) {
+// spinInside is spinOn for a provider that looks on inside its calls. There it lets other threads run; goroutines
+// seldom, see yields.
+func (p *Poller) spinInside(s *Side, start, limit int64) (met bool, took int64) {
 	if !p.enter() {
-		return false // the one who polls will tell
+		return false, 0 // the one who polls will tell
 	}
 	b := getBatch()
-	last, yielded, still := start, start, 0
+	s.yields.begin(start)
+	last, still := start, 0
 	for {
-		n := p.look(b, spinStep)
+		parked := p.parked.Load()
+		p.look(b, spinStep)
 		if met = s.ready() || s.over(); met {
 			break
 		}
@@ -183,22 +185,23 @@ func (p *Poller) spinInside(s *Side, start, limit int64) (met bool) {
 		}
 		last = t
 		// Whoever was woken by what came waits for this processor.
-		if n > 0 || t-yielded > yieldEvery {
+		if p.parked.Load() < parked || s.yields.due(t) {
 			runtime.Gosched()
-			yielded = t
+			s.yields.yielded(t, now())
 		}
 	}
+	end := now()
+	s.yields.end = end
 	if met {
-		p.lastMet.Store(now())
+		p.lastMet.Store(end)
 	}
 	p.leave(b, met)
 	putBatch(b)
-	return met || s.ready()
+	return met || s.ready(), end - start
 }
 
 const (
 	spinStep   = 16 * time.Microsecond         // how long a provider may look for completions in one call
-	yieldEvery = int64(50 * time.Microsecond)  // others on this processor wait no longer
 	awayTurn   = int64(600 * time.Microsecond) // a turn longer than this means that the processor went to other programs
 	stillTurns = 16                            // turns in which no time passes, where it is simulated
 )

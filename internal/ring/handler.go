@@ -33,7 +33,7 @@ func (h *handler) HandleCompletions(wcs []verbs.WC) {
 		}
 	}
 	if in.alive {
-		c.keep.Touch()
+		c.keep.TouchAt(in.now)
 	}
 	if in.sends || in.updates || in.shut > 0 || in.gone > 0 || in.due || in.flushed || in.err != nil {
 		c.takeSends(wcs, &in)

@@ -19,6 +19,7 @@ type Waiter struct {
 	woken func() bool   // a Wake is kept
 	at    atomic.Pointer[Seat]
 
+	bad      atomic.Bool // Err is not nil
 	mu       sync.Mutex
 	timer    *time.Timer
 	deadline time.Time // zero: none. A timer that fires before it is an older one's
@@ -47,6 +48,9 @@ func (w *Waiter) Wake() {
 // Err returns what Wait would return without waiting: the error of Close,
 // os.ErrDeadlineExceeded, or nil.
 func (w *Waiter) Err() error {
+	if !w.bad.Load() {
+		return nil
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	switch {
@@ -97,6 +101,7 @@ func (w *Waiter) SetDeadline(t time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.deadline, w.expired = t, false
+	w.bad.Store(w.err != nil)
 	if t.IsZero() || w.err != nil {
 		w.stop()
 		return
@@ -105,8 +110,7 @@ func (w *Waiter) SetDeadline(t time.Time) {
 	switch {
 	case d <= 0:
 		w.stop()
-		w.expired = true
-		w.Wake()
+		w.expire()
 	case w.timer == nil:
 		w.timer = time.AfterFunc(d, w.fire)
 	default:
@@ -126,7 +130,12 @@ func (w *Waiter) fire() {
 		w.timer.Reset(d)
 		return
 	}
+	w.expire()
+}
+
+func (w *Waiter) expire() {
 	w.expired = true
+	w.bad.Store(true)
 	w.Wake()
 }
 
@@ -142,6 +151,7 @@ func (w *Waiter) Close(err error) {
 	defer w.mu.Unlock()
 	if w.err == nil {
 		w.err = err
+		w.bad.Store(err != nil)
 	}
 	w.stop()
 	w.Wake()

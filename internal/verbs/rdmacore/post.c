@@ -189,7 +189,6 @@ static int poll_once(rdmacore_cq *cq, rdmacore_wc *out, int n, int ud)
 	struct ibv_wc wc[CORE_BATCH];
 	int got;
 
-	errno = 0;
 	got = ibv_poll_cq((struct ibv_cq *)cq, n < CORE_BATCH ? n : CORE_BATCH, wc);
 	if (got < 0)
 		return rdmacore_errno(EIO);
@@ -236,15 +235,20 @@ static int64_t nanoseconds(void)
 	return t.tv_sec * 1000000000LL + t.tv_nsec;
 }
 
+enum { LOOKS = 8 }; /* between two looks at the clock, which may cost as much as all of them */
+
 int rdmacore_poll(rdmacore_cq *cq, rdmacore_wc *out, int n, int ud, int spin, int arm)
 {
-	int got = poll_once(cq, out, n, ud), rc;
+	int got, rc;
 
+	errno = 0;
+	got = poll_once(cq, out, n, ud);
 	if (got == 0 && spin > 0) {
 		int64_t end = nanoseconds() + spin;
 
 		do {
-			got = poll_once(cq, out, n, ud);
+			for (int i = 0; got == 0 && i < LOOKS; i++)
+				got = poll_once(cq, out, n, ud);
 		} while (got == 0 && nanoseconds() < end);
 		if (got == 0) {
 			sched_yield(); /* the one who is to answer may be waiting for this very processor */

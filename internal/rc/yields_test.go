@@ -1,0 +1,72 @@
+package rc
+
+import (
+	"runtime"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// TestYields: who spins lets others run often where they want to, and seldom where nobody does, but always
+// before the runtime takes the processor away.
+func TestYields(t *testing.T) {
+	const us = int64(time.Microsecond)
+	run := func(y *yields, from, for_, took int64) (n int, longest int64) {
+		for at := from; at < from+for_; {
+			y.begin(at) // spins of 40 us, one after the other
+			for end := at + 40*us; at < end; at += 10 * us {
+				if y.due(at) {
+					longest = max(longest, at-y.last)
+					y.yielded(at, at+took)
+					at += took
+					n++
+				}
+			}
+			y.end = at
+		}
+		return n, longest
+	}
+	var y yields
+	n, longest := run(&y, 1000*us, 1_000_000*us, 2*us)
+	assert.Less(t, n, 400)
+	assert.Less(t, longest, 10_000*us)
+	start := y.last
+	n, _ = run(&y, start, 100_000*us, 300*us)
+	assert.Greater(t, n, 150, "others want the processor")
+
+	y = yields{}
+	y.begin(5000 * us)
+	require.False(t, y.due(5010*us), "one who has just come lets nobody run first")
+	require.True(t, y.due(5060*us))
+	y.yielded(5060*us, 5061*us)
+	y.end = 5080 * us
+	y.begin(5100 * us)
+	require.True(t, y.due(5170*us), "spins that follow each other are one")
+}
+
+// met is whether a spin met its condition.
+func met(met bool, _ int64) bool { return met }
+
+// TestSpinLetsOthersRun: on a processor that is the only one, who spins does not keep others waiting until the runtime
+// takes it away, which is after 10 ms.
+func TestSpinLetsOthersRun(t *testing.T) {
+	c, _, h, _ := newRester(t, time.Hour)
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	procs.Store(2) // or nobody spins
+	defer refreshProcs()
+	var ran atomic.Bool
+	h.a = NewSide(ran.Load)
+	never, least := NewSide(func() bool { return false }), int64(time.Hour)
+	for range 20 {
+		ran.Store(false)
+		go ran.Store(true)
+		start := now()
+		require.True(t, met(c.spinOn(h.a, start, int64(10*time.Second))))
+		least = min(least, now()-start)
+		require.False(t, met(c.spinOn(never, now(), 2*yieldPause))) // nobody wants to: yields become rare
+	}
+	require.Less(t, time.Duration(least), 8*time.Millisecond)
+}
