@@ -75,15 +75,24 @@ func (p *Poller) Wait(s *Side) error {
 	if s.ready() {
 		return nil
 	}
-	if d := s.spin.Budget(p.busy.Load(), p.longSpins()); d > 0 {
-		p.spins.Add(1)
-		met, took := p.spinOn(s, now(), d)
-		s.spin.Account(met, took)
-		if met {
-			return s.waiter.Err()
-		}
+	if p.spin(s) {
+		return s.waiter.Err()
 	}
 	return p.park(s)
+}
+
+// Spin waits as Wait does before it parks, and tells whether that was enough.
+func (p *Poller) Spin(s *Side) bool { return s.ready() || p.spin(s) }
+
+func (p *Poller) spin(s *Side) (met bool) {
+	d := s.spin.Budget(p.busy.Load(), p.longSpins())
+	if d <= 0 {
+		return false
+	}
+	p.spins.Add(1)
+	met, took := p.spinOn(s, now(), d)
+	s.spin.Account(met, took)
+	return met
 }
 
 // park sleeps until the side is signaled: where the provider's news come in, if nobody else is there.

@@ -21,6 +21,12 @@ const (
 	// answers come fast.
 	corkTime = int64(200 * time.Microsecond)
 
+	// Where the provider copies what it is given inline straight into the peer's memory, messages of up to directMost are
+	// posted from the caller's bytes: not longer, so that the reader copies the one while the next is written. From directLeast on a
+	// writer waits for a moment to be able to.
+	directMost  = 64 << 10
+	directLeast = 16 << 10
+
 	// A completion is asked for after so many messages or bytes without one.
 	signalMessages = 16
 	signalBytes    = 2048
@@ -91,6 +97,7 @@ type transmitter struct {
 	flying     int  // bytes of chunks that are posted and not completed
 	starved    bool // no memory was to be had; wait for what comes back
 	roomOnly   bool // the writer that waits wants to borrow
+	inPlace    bool // the writer that waits has its bytes posted from where they are
 
 	corkedAt    int64 // since when the youngest chunk waits to be filled; 0: it does not
 	completedAt int64 // when messages completed last

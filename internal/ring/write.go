@@ -17,6 +17,9 @@ func (c *Conn) writeReady() bool {
 
 // ready is writeReady with mu held.
 func (t *transmitter) ready() bool {
+	if t.inPlace {
+		return t.writable() != nil || t.direct()
+	}
 	return t.writable() != nil || t.roomy() || !t.roomOnly && t.hasSpace()
 }
 
@@ -64,9 +67,12 @@ func (c *Conn) write(p []byte, last bool) (n int, err error) {
 			}
 			break
 		}
-		if last && c.writeInline(p[n:]) {
-			n = len(p)
-			break
+		if k := c.writeInline(p[n:], last); k > 0 {
+			n += k
+			continue
+		}
+		if c.awaitDirect(p[n:]) {
+			continue
 		}
 		ch, e := c.space(len(p) - n)
 		if e != nil {
@@ -104,22 +110,26 @@ func (c *Conn) write(p []byte, last bool) (n int, err error) {
 	return n, err
 }
 
-// writeInline posts p as one message straight from the caller's bytes, where the
-// provider takes as many inline and nothing is in the way.
-func (c *Conn) writeInline(p []byte) bool {
+// direct tells whether bytes may be posted now from where the caller has them: nothing is in the way.
+func (t *transmitter) direct() bool {
+	return t.open && t.head == nil && t.win.room() > 0 && t.q.Free() > ctrlReserve && t.q.Unposted() == 0
+}
+
+// writeInline posts p, or the first part of it, as one message straight from the caller's bytes, where the provider takes as many
+// inline and nothing is in the way. It returns how many bytes that were.
+func (c *Conn) writeInline(p []byte, last bool) int {
 	t := &c.tx
-	if len(p) > c.inline || !t.open || t.head != nil ||
-		uint32(len(p)) > t.win.room() || t.q.Free() <= ctrlReserve {
-		return false
+	if !last && (c.inline < inlineAll || len(p) < directLeast) || !t.direct() {
+		return 0 // what comes next goes with it
 	}
-	if t.q.Unposted() > 0 {
-		return false
+	n := min(uint32(min(len(p), c.inline, directMost)), t.win.room())
+	if int(n) < len(p) && c.inline < inlineAll {
+		return 0
 	}
-	n := uint32(len(p))
 	before, quiet, bytes := t.win, t.quietMsgs, t.quietBytes
-	s := rc.Send{Op: verbs.OpWriteWithImm, Imm: imm(immData, n), Inline: p}
+	s := rc.Send{Op: verbs.OpWriteWithImm, Imm: imm(immData, n), Inline: p[:n]}
 	s.RemoteAddr, s.RKey = t.win.take(n)
-	s.Flags = t.signal(n, false)
+	s.Flags = t.signal(0, false) // no memory waits for it
 	t.q.Push(s, sent{kind: sentData, n: n})
 	err := t.q.Flush()
 	if t.q.Unposted() > 0 {
@@ -129,11 +139,27 @@ func (c *Conn) writeInline(p []byte) bool {
 		if err != nil {
 			c.failLocked(err)
 		}
-		return false
+		return 0
 	}
 	t.messages++
 	t.bytes += uint64(n)
-	return true
+	return int(n)
+}
+
+// awaitDirect looks for a short while whether p can be posted from where it is, if the provider takes that much inline and it is
+// worth it: a copy less for each end's processor. If not, p is staged as ever, so that whoever writes
+// does not depend on a peer that reads. tx.mu is given up meanwhile.
+func (c *Conn) awaitDirect(p []byte) bool {
+	t := &c.tx
+	if c.inline < inlineAll || len(p) < directLeast || !t.open {
+		return false
+	}
+	t.inPlace = true
+	t.mu.Unlock()
+	c.rc.Spin(c.wr)
+	t.mu.Lock()
+	t.inPlace = false
+	return t.writable() != nil || t.direct()
 }
 
 // ReadFrom reads r to its end straight into send memory. While r.Read blocks,

@@ -11,8 +11,6 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/go-rdma/rdma/internal/verbs"
 )
 
@@ -135,8 +133,8 @@ func (c *cq) Arm() error {
 }
 
 const (
-	spinStep  = 16 * time.Microsecond
-	spinTight = 2 * time.Microsecond // before other threads are let run
+	spinStep  = int64(16 * time.Microsecond)
+	spinTight = int64(2 * time.Microsecond) // before other threads are let run
 	spinTurns = 16
 )
 
@@ -147,8 +145,8 @@ func (c *cq) PollOrArm(wc []verbs.WC, spin time.Duration, arm bool) (n int, arme
 		return n, false, err
 	}
 	if spin > 0 && len(wc) > 0 {
-		spin = min(spin, spinStep)
-		for start := time.Now(); ; {
+		limit := min(int64(spin), spinStep)
+		for start, t := nanoseconds(), int64(0); ; {
 			for range spinTurns {
 				if c.gather() || c.count.Load() > 0 {
 					if n, err = c.take(wc); n > 0 || err != nil {
@@ -156,12 +154,11 @@ func (c *cq) PollOrArm(wc []verbs.WC, spin time.Duration, arm bool) (n int, arme
 					}
 				}
 			}
-			since := time.Since(start)
-			if since > spin {
-				break
+			if t = nanoseconds(); t-start > spinTight || crowded() {
+				t = yield(t)
 			}
-			if since > spinTight {
-				yield()
+			if t-start > limit {
+				break
 			}
 		}
 	}
@@ -174,9 +171,6 @@ func (c *cq) PollOrArm(wc []verbs.WC, spin time.Duration, arm bool) (n int, arme
 	n, err = c.Poll(wc)
 	return n, true, err
 }
-
-// yield lets another thread run: the one to answer may want this very processor.
-func yield() { _, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0) }
 
 // push adds a completion.
 func (c *cq) push(wc *verbs.WC, q *qp, pos uint64) {

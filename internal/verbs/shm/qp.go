@@ -27,7 +27,7 @@ const (
 	pathMTU = verbs.MTU(4096)
 
 	// defaultInline is given to all who ask for less: it costs nothing until it is used.
-	defaultInline = 32 << 10
+	defaultInline = maxInline
 
 	// defaultRNRTimer is the code of 0.64 ms, as softroce has it.
 	defaultRNRTimer = 12

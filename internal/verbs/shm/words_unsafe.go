@@ -18,6 +18,13 @@ func word32(mem []byte, off int) *atomic.Uint32 {
 	return (*atomic.Uint32)(unsafe.Pointer(unsafe.SliceData(mem[off : off+4])))
 }
 
+// processor is the number of the one that the thread runs on.
+func processor() int {
+	var n uint32
+	_, _, _ = unix.RawSyscall(unix.SYS_GETCPU, uintptr(unsafe.Pointer(&n)), 0, 0) // it cannot fail
+	return int(n)
+}
+
 func addressOf(mem []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(mem))) }
 
 // within tells whether part lies in whole.

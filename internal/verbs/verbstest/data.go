@@ -112,7 +112,7 @@ func testSizes(s *suite, t *testing.T) {
 
 // testInline sends bytes of the Go heap, which change as soon as PostSend returns.
 func testInline(s *suite, t *testing.T) {
-	a, b := s.pair(t)
+	a, b := s.pair(t, func(o *options) { o.mem = 2 << 20 })
 	limit := a.qp.Cap().MaxInline
 	require.GreaterOrEqual(t, limit, 64, "the limit that was asked for")
 	seed := uint64(200)
