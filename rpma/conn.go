@@ -347,10 +347,17 @@ func (c *Conn) anything() bool { return c.either() || c.idle() }
 // PostRecv posts a receive. dst, or a zero Local for messages without data, is not to be read before the receive has
 // completed, and id comes back with its completion.
 func (c *Conn) PostRecv(dst Local, id uint64) error {
+	_, err := c.PostRecvs(Recv{dst, id})
+	return err
+}
+
+// PostRecvs posts receives in order, as many as there is room for, in one batch. n of them were taken; with n < len(recvs) the
+// error is [ErrQueueFull], or is about what was not taken. A receive that makes no sense is found before any is posted.
+func (c *Conn) PostRecvs(recvs ...Recv) (n int, err error) {
 	if c.srq != nil {
-		return &Error{Op: "recv", Code: ErrProvider, Err: errShared}
+		return 0, &Error{Op: "recv", Code: ErrProvider, Err: errShared}
 	}
-	return c.recvs.post(&dst, id)
+	return c.recvs.post(recvs...)
 }
 
 // PrivateData is what the peer said when it connected or accepted, nil if nothing can be said that way. On InfiniBand and RoCE it is padded with zeros, to 56 bytes of one

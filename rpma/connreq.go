@@ -100,6 +100,9 @@ func (p *Peer) Dial(ctx context.Context, address string, c *ConnConfig) (*Conn, 
 // PostRecv posts a receive, as [Conn.PostRecv] does.
 func (r *ConnReq) PostRecv(dst Local, id uint64) error { return r.c.PostRecv(dst, id) }
 
+// PostRecvs posts receives, as [Conn.PostRecvs] does.
+func (r *ConnReq) PostRecvs(recvs ...Recv) (n int, err error) { return r.c.PostRecvs(recvs...) }
+
 // PrivateData is what the peer that asks for the connection said, padded with zeros to 56 bytes on InfiniBand and RoCE; nil if this side asks.
 // Whoever is on the way can read and change it.
 func (r *ConnReq) PrivateData() []byte {

@@ -22,8 +22,8 @@ type recvQueue struct {
 	ids  []uint64
 	free []uint32
 	used int
-	wr   [1]verbs.RecvWR
-	sge  [1]verbs.SGE
+	wrs  [postBatch]verbs.RecvWR
+	sges [postBatch]verbs.SGE
 }
 
 // init readies the queue for n receives.
@@ -35,46 +35,71 @@ func (q *recvQueue) init(p *Peer, n int) {
 	}
 }
 
-// post posts a receive.
-func (q *recvQueue) post(dst *Local, id uint64) error {
+// Recv is a receive to be posted.
+type Recv struct {
+	Dst Local // a zero Local: for messages without data
+	ID  uint64
+}
+
+// check tells whether a receive makes sense.
+func (r *Recv) check(p *Peer) error {
 	const op = "recv"
+	dst := &r.Dst
 	if dst.mr == nil {
 		if dst.n != 0 {
 			return invalid(op, "range of no region")
 		}
-	} else {
-		if err := dst.check(op, q.peer, writable); err != nil {
-			return err
-		}
-		if uint64(dst.n) > q.peer.maxMsg {
-			return invalid(op, "%d bytes in one receive, the limit is %d: %w", dst.n, q.peer.maxMsg, errTooLong)
+		return nil
+	}
+	if err := dst.check(op, p, writable); err != nil {
+		return err
+	}
+	if uint64(dst.n) > p.maxMsg {
+		return invalid(op, "%d bytes in one receive, the limit is %d: %w", dst.n, p.maxMsg, errTooLong)
+	}
+	return nil
+}
+
+// post posts receives in order, as many as there is room for, and tells how many.
+func (q *recvQueue) post(recvs ...Recv) (n int, err error) {
+	const op = "recv"
+	for i := range recvs {
+		if err := recvs[i].check(q.peer); err != nil {
+			return 0, err
 		}
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if q.to == nil {
-		return &Error{Op: op, Code: ErrProvider, Err: net.ErrClosed}
+	for n < len(recvs) {
+		if q.to == nil {
+			return n, &Error{Op: op, Code: ErrProvider, Err: net.ErrClosed}
+		}
+		k := min(len(recvs)-n, len(q.ids)-q.used, len(q.free), postBatch)
+		if k == 0 {
+			return n, ErrQueueFull
+		}
+		// The last of the free slots is the first to be used.
+		for i := range k {
+			r, slot := &recvs[n+i], q.free[len(q.free)-1-i]
+			q.wrs[i] = verbs.RecvWR{ID: recvBit | uint64(slot)}
+			if r.Dst.mr != nil && r.Dst.n > 0 {
+				q.sges[i] = r.Dst.sge(0, uint32(r.Dst.n))
+				q.wrs[i].SGL = q.sges[i : i+1 : i+1]
+			}
+			q.ids[slot] = r.ID // before it may complete
+		}
+		done, err := q.to.PostRecv(q.wrs[:k])
+		q.free = q.free[:len(q.free)-done]
+		q.used += done
+		n += done
+		switch {
+		case err != nil:
+			return n, opError(op, err)
+		case done < k:
+			return n, ErrQueueFull
+		}
 	}
-	if q.used == len(q.ids) || len(q.free) == 0 {
-		return ErrQueueFull
-	}
-	slot := q.free[len(q.free)-1]
-	q.wr[0] = verbs.RecvWR{ID: recvBit | uint64(slot)}
-	if dst.mr != nil && dst.n > 0 {
-		q.sge[0] = dst.sge(0, uint32(dst.n))
-		q.wr[0].SGL = q.sge[:]
-	}
-	q.ids[slot] = id // before it may complete
-	n, err := q.to.PostRecv(q.wr[:])
-	switch {
-	case err != nil:
-		return opError(op, err)
-	case n == 0:
-		return ErrQueueFull
-	}
-	q.free = q.free[:len(q.free)-1]
-	q.used++
-	return nil
+	return n, nil
 }
 
 // complete gives the slot of a completion back, and makes of it what its user gets. It is false for one that

@@ -118,7 +118,13 @@ func (h *srqHandler) Pending() bool { return false }
 
 // PostRecv posts a receive for a message of any of the connections. dst, or a zero Local for messages without data, is not to be read before the receive has completed,
 // and id comes back with its completion.
-func (s *SRQ) PostRecv(dst Local, id uint64) error { return s.q.post(&dst, id) }
+func (s *SRQ) PostRecv(dst Local, id uint64) error {
+	_, err := s.q.post(Recv{dst, id})
+	return err
+}
+
+// PostRecvs posts receives as [Conn.PostRecvs] does.
+func (s *SRQ) PostRecvs(recvs ...Recv) (n int, err error) { return s.q.post(recvs...) }
 
 // CQ is where receives complete; nil if they do so in the connections' queues.
 func (s *SRQ) CQ() *CQ {
