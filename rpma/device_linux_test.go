@@ -58,7 +58,7 @@ func TestLookupLocal(t *testing.T) {
 	for _, address := range []string{"127.0.0.1", "127.0.0.1:80", "localhost", "localhost:80", "127.3.4.5", ""} {
 		d, err := rpma.LookupLocal(address)
 		require.NoError(t, err, "%q", address)
-		assert.Equal(t, "softroce", d.Provider)
+		assert.Equal(t, os.Getenv("RDMANET_DEVICE"), d.Provider)
 	}
 	for _, address := range []string{"203.0.113.77", "203.0.113.77:80", "2001:db8::77", "[2001:db8::77]:80"} {
 		d, err := rpma.LookupLocal(address)
@@ -71,10 +71,13 @@ func TestLookupLocal(t *testing.T) {
 }
 
 func TestLookupRemote(t *testing.T) {
+	if onShm {
+		t.Skip("what is looked for is a listener there")
+	}
 	for _, address := range []string{"127.0.0.1", "127.0.0.1:80", "localhost"} {
 		d, err := rpma.LookupRemote(t.Context(), address)
 		require.NoError(t, err)
-		assert.Equal(t, "softroce", d.Provider)
+		assert.Equal(t, os.Getenv("RDMANET_DEVICE"), d.Provider)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

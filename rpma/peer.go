@@ -50,10 +50,6 @@ func NewPeer(d *Device) (*Peer, error) {
 		return nil, opError(op, err)
 	}
 	info := v.Info()
-	if info.Transport == verbs.TransportShm {
-		_ = v.Close() // nothing was made of it
-		return nil, opError(op, fmt.Errorf("device %s: memory is shared with one process at a time there, and a Peer's regions are for all of its connections: %w", d.Name, errors.ErrUnsupported))
-	}
 	dev, err := rc.NewDevice(v, d.Provider)
 	if err != nil {
 		return nil, opError(op, err)

@@ -17,6 +17,9 @@ import (
 // local is the address of the device that most tests use: the embedded one, or another whose address RPMA_TEST_ADDR is.
 var local = cmp.Or(os.Getenv("RPMA_TEST_ADDR"), "127.0.0.1")
 
+// onShm: the tests run on shared memory.
+var onShm = os.Getenv("RDMANET_DEVICE") == "shm"
+
 // localAny is any port of it.
 var localAny = local + ":0"
 

@@ -127,6 +127,7 @@ func (q *qp) askNext(e *sendWR) verbs.Status {
 	l.asked[j.seq] = asked{q, b}
 	l.mu.Unlock()
 	w.Seq = j.seq
+	passed.Release()
 	var m [headerLen + questionLen]byte
 	var h [headerLen]byte
 	l.send(w.put(append(m[:0], putHeader(&h, header{Kind: msgAsk, ID: q.remote.num})...)), -1)
@@ -186,6 +187,7 @@ func (l *link) gotAnswer(h header, body []byte) error {
 	if !ok {
 		return errMessage
 	}
+	passed.Acquire()
 	a.q.answered(seq, verbs.Status(h.Flag), value, a.b.mem)
 	if a.b.mem != nil {
 		l.dev.rings.put(a.b)

@@ -34,7 +34,7 @@ type outcome struct {
 // cmid is a [verbs.CMID].
 type cmid struct {
 	dev           *device
-	link          *link
+	link          *link // nil: nobody listens
 	conn          uint32
 	active        bool
 	space         verbs.PortSpace
@@ -68,10 +68,17 @@ func (c *cmid) Device() verbs.Device           { return c.dev }
 func (c *cmid) LocalAddr() netip.AddrPort      { return c.local }
 func (c *cmid) RemoteAddr() netip.AddrPort     { return c.remote }
 func (c *cmid) SetHandler(h func(verbs.Event)) { c.events.SetHandler(h) }
-func (c *cmid) Cred() verbs.Cred               { return c.link.cred }
 func (c *cmid) Request() *verbs.ConnParam      { return c.request }
 func (c *cmid) failed(what string, e error) error {
 	return fmt.Errorf("shm: %s %v: %w", what, c.remote, e)
+}
+
+// Cred implements [verbs.Credentialed].
+func (c *cmid) Cred() verbs.Cred {
+	if c.link == nil {
+		return verbs.Cred{}
+	}
+	return c.link.cred
 }
 
 func wrongState(why string) error { return fmt.Errorf("%s: %w", why, syscall.EINVAL) }
@@ -132,7 +139,7 @@ func toWire(p *verbs.ConnParam, limit int) (*request, error) {
 func (r *request) fromWire(private []byte) *verbs.ConnParam {
 	return &verbs.ConnParam{
 		PrivateData: private, ResponderResources: r.InitiatorDepth, InitiatorDepth: r.ResponderResources,
-		FlowControl: r.FlowControl, RetryCount: r.Retry & 7, RNRRetryCount: r.RNRRetry & 7,
+		FlowControl: r.FlowControl, RetryCount: r.Retry & 7, RNRRetryCount: r.RNRRetry & 7, Placement: true,
 	}
 }
 
@@ -210,6 +217,9 @@ func (c *cmid) begin(r *request, private []byte) ([]byte, error) {
 		return nil, wrongState("no queue pair")
 	case c.state != cmFresh:
 		return nil, wrongState("the identifier was connected before")
+	case c.link == nil:
+		c.state = cmFailed
+		return nil, &verbs.RejectError{Reason: verbs.RejInvalidServiceID}
 	}
 	var ok1, ok2 bool
 	r.Local, ok1 = toAddress(c.local)
@@ -577,9 +587,11 @@ func (c *cmid) Close() error {
 	far := c.far
 	c.far = nil
 	c.mu.Unlock()
-	c.link.unregister(c)
-	if far != nil {
-		c.link.dropRemote(far, nil)
+	if c.link != nil {
+		c.link.unregister(c)
+		if far != nil {
+			c.link.dropRemote(far, nil)
+		}
 	}
 	c.events.Close()
 	if c.freePort != nil {

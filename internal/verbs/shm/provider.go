@@ -158,6 +158,10 @@ func (p *Provider) resolve(ctx context.Context, attr *verbs.CMIDAttr) (*cmid, er
 		return nil, fmt.Errorf("address %v: %w", to, syscall.EINVAL)
 	}
 	d, err := p.dial(ctx, portKey{attr.PortSpace, attr.Remote.Port()}, wanted, attr.AnyUser)
+	if errors.Is(err, errNobody) && (attr.Device != "" || attr.Remote.Port() == 0) {
+		// It is the way there that is asked for, or this device and no other: the refusal is Connect's to tell.
+		d, err = p.newDevice()
+	}
 	if err != nil {
 		return nil, err
 	}

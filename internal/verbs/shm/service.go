@@ -78,6 +78,7 @@ func (l *link) gotQuestion(h header, body []byte) error {
 		}
 		data = m.mem[w.Offset:][:w.Length:w.Length]
 	}
+	passed.Acquire()
 	q := l.dev.qp(h.ID)
 	if q == nil || !q.toServe(&w, m, data) {
 		if m != nil {
@@ -112,6 +113,7 @@ func (q *qp) serve() {
 	q.rmu.Lock()
 	*s = service{}
 	q.rmu.Unlock()
+	passed.Release()
 	q.dev.link.answer(seq, uint8(status), value)
 }
 
