@@ -2,6 +2,7 @@ package rdmanet
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -58,7 +59,8 @@ type Dialer struct {
 
 	// Device is a comma-separated list, best first, of providers ("shm", "rdmacore",
 	// "softroce") and devices ("mlx5_0", "mlx5_0/1" for one port of it). Empty: what
-	// RDMANET_DEVICE says, else whatever serves the address.
+	// RDMANET_DEVICE says, else shared memory (shm) to a listener of this host and this user, or root's, that is on it, else
+	// whatever serves the address. "shm" alone connects to whoever holds the port, whose ever process it is.
 	Device string
 
 	// ReadBuffer and WriteBuffer limit the rings of the connection, in bytes. They
@@ -179,9 +181,13 @@ func (x *dialing) one(ctx context.Context, addr netip.AddrPort) (*Conn, error) {
 	var c *Conn // as far as it got
 	fail := func(phase Phase, err error) error {
 		e := newError(phase, contextError(ctx, err), remote)
+		var at *cm.ProviderError
 		if c != nil {
 			e.Provider, e.Device = c.provider, c.device
+		} else if errors.As(err, &at) {
+			e.Provider, e.Device = at.Provider, at.Device
 		}
+		e.Hint = hint(e, remote)
 		device := totalsOf(e.Provider, e.Device)
 		x.tried.device(device)
 		device.dials.Add(1)
@@ -192,18 +198,23 @@ func (x *dialing) one(ctx context.Context, addr netip.AddrPort) (*Conn, error) {
 		return nil, fail(PhaseConnect, err)
 	}
 	x.tried.addr(addr)
-	id, err := cm.Default().Resolve(ctx, x.Device, verbs.CMIDAttr{
-		PortSpace: verbs.PSTCP, Local: x.local, Remote: addr, TrafficClass: x.TrafficClass,
-	})
-	if err != nil {
-		return nil, fail(PhaseRoute, err)
-	}
 	cfg := ringConfig(x.ReadBuffer, x.WriteBuffer, x.BusyPoll, x.KeepAlive, x.KeepAliveConfig)
-	c = newConn(x.network.name, id, cfg.KeepAlive)
-	x.tried.device(c.totals)
-	c.ring, err = ring.Client(ctx, id, cfg)
-	if err != nil {
+	var failed error
+	err := cm.Default().Dial(ctx, x.Device, verbs.CMIDAttr{
+		PortSpace: verbs.PSTCP, Local: x.local, Remote: addr, TrafficClass: x.TrafficClass,
+	}, func(id verbs.CMID) error {
+		c = newConn(x.network.name, id, cfg.KeepAlive)
+		x.tried.device(c.totals)
+		c.ring, failed = ring.Client(ctx, id, cfg)
+		return failed
+	})
+	switch {
+	case err == nil:
+	case failed != nil && errors.Is(err, failed):
 		return nil, fail(PhaseConnect, err)
+	default:
+		c = nil // if anything, what went before the last provider
+		return nil, fail(PhaseRoute, err)
 	}
 	c.local = AddrFromAddrPort(c.ring.LocalAddr()) // the port may have been chosen while connecting
 	c.opened()

@@ -143,6 +143,8 @@ func newError(phase Phase, err error, addr net.Addr) *Error {
 	switch {
 	case errors.Is(err, verbs.ErrNoDevice), errors.As(err, &list):
 		e.Phase = PhaseDevice
+	case errors.As(err, new(*cm.RefusedError)):
+		e.Phase = PhaseConnect
 	case errors.Is(err, ErrProtocol):
 		e.Phase = PhaseExchange
 	case errors.Is(err, io.ErrUnexpectedEOF):

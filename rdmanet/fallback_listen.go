@@ -33,12 +33,16 @@ func (lc *ListenConfig) listenBoth(ctx context.Context, attr *verbs.ListenAttr) 
 		}
 		at := *attr
 		at.Local = netip.AddrPortFrom(attr.Local.Addr(), tcpAddrPort(tcp.Addr()).Port())
-		parts, err = cm.Default().Listen(ctx, lc.Device, at)
+		parts, err = cm.Default().ListenBeside(ctx, lc.Device, at)
 		switch {
 		case err == nil:
+			if parts.Unreached != nil {
+				lc.tellTCP(tcp, parts.Unreached)
+			}
+			lc.tellSkipped(parts)
 			return parts, tcp, nil
 		case ctx.Err() == nil && (errors.Is(err, ErrNoDevice) || errors.Is(err, errors.ErrUnsupported)):
-			logger(lc.Logger).Warn("rdmanet: listening by TCP only", "addr", tcp.Addr().String(), "err", newError(PhaseRoute, err, nil))
+			lc.tellTCP(tcp, err)
 			return new(cm.Listener), tcp, nil
 		}
 		taken = append(taken, tcp)
@@ -46,6 +50,11 @@ func (lc *ListenConfig) listenBoth(ctx context.Context, attr *verbs.ListenAttr) 
 			return nil, nil, err
 		}
 	}
+}
+
+// tellTCP logs that other hosts reach the listener by TCP only.
+func (lc *ListenConfig) tellTCP(tcp net.Listener, why error) {
+	logger(lc.Logger).Warn("rdmanet: listening by TCP only", "addr", tcp.Addr().String(), "err", newError(PhaseRoute, why, nil))
 }
 
 // tcpListenAddr is what package net calls an address that attr listens on.

@@ -23,9 +23,9 @@ func hint(e *Error, addr net.Addr) string {
 	case PhaseResolve:
 		return resolveHint(e.Err)
 	case PhaseRoute:
-		return routeHint(e.Err, addr)
+		return routeHint(e, addr)
 	case PhaseConnect:
-		return connectHint(e.Err)
+		return connectHint(e)
 	case PhaseExchange:
 		return "the peer must speak rsockets version 1: use rdmanet or librdmacm's rsockets at both ends"
 	case PhaseTransfer:
@@ -48,18 +48,26 @@ func deviceHint(err error) string {
 	if errors.As(err, &unknown) {
 		return "rdmanet.Devices lists the devices of this host"
 	}
+	var none *cm.NoDeviceError
+	hostOnly := ""
+	if errors.As(err, &none) && none.HostOnly {
+		hostOnly = `; Device "shm" listens for processes of this host alone`
+	}
 	var unasked *cm.UnaskedError
 	if errors.As(err, &unasked) {
-		return `Device "softroce" or ` + cm.DeviceEnv + "=softroce uses it all the same"
+		return `Device "softroce" or ` + cm.DeviceEnv + "=softroce uses it all the same" + hostOnly
 	}
-	if errors.Is(err, syscall.EADDRINUSE) {
-		return "to see who has it: ss -lunp 'sport = :4791'" // the cause tells the rest
+	switch { // the cause tells the rest
+	case !errors.Is(err, syscall.EADDRINUSE):
+	case none != nil && none.InUse() == cm.Shm:
+		return "another port (0 picks a free one), or none named shm, does without"
+	default:
+		return "to see who has it: ss -lunp 'sport = :4791'" + hostOnly
 	}
-	var none *cm.NoDeviceError
-	if errors.As(err, &none) && none.Listed {
+	if hostOnly == "" && errors.As(err, &none) && none.Listed {
 		return `leave Device and ` + cm.DeviceEnv + ` empty to use whatever serves the address`
 	}
-	return "rdmanet.Devices tells what each device of this host lacks"
+	return "rdmanet.Devices tells what each device of this host lacks" + hostOnly
 }
 
 func resolveHint(err error) string {
@@ -89,9 +97,12 @@ func transferHint(err error) string {
 	return ""
 }
 
-func routeHint(err error, addr net.Addr) string {
+func routeHint(e *Error, addr net.Addr) string {
+	err := e.Err
 	a, _ := addr.(*Addr)
 	switch {
+	case e.Provider == cm.Shm && gaveUp(err):
+		return stoppedHint
 	case a != nil && a.IP.IsLinkLocalUnicast() && a.IP.Is6() && errors.Is(err, syscall.EINVAL):
 		return "a link-local address needs its interface: [" + a.IP.WithZone("").String() + "%eth0]:port"
 	case errors.Is(err, syscall.EADDRINUSE):
@@ -110,7 +121,8 @@ func routeHint(err error, addr net.Addr) string {
 	return ""
 }
 
-func connectHint(err error) string {
+func connectHint(e *Error) string {
+	err := e.Err
 	var rej *RejectError
 	switch {
 	case errors.As(err, &rej) && rej.Reason == verbs.RejInvalidServiceID:
@@ -119,10 +131,19 @@ func connectHint(err error) string {
 		return "the server is there and does not want this connection: see its Admit function and its protocol"
 	case errors.As(err, &rej) && rej.Reason == verbs.RejInvalidMTU:
 		return "the server's interface has a smaller MTU than this one's: make the two alike"
-	case errors.Is(err, syscall.ETIMEDOUT), errors.Is(err, context.DeadlineExceeded):
+	case e.Provider == cm.Shm && gaveUp(err):
+		return stoppedHint
+	case gaveUp(err):
 		return "nothing came back: is the host up, UDP port 4791 open in firewalls both ways, and no NAT between?"
 	}
 	return ""
+}
+
+// stoppedHint is about a process of this host that does not answer.
+const stoppedHint = "the process that listens there is stopped, or has no time: see ps (state T is stopped)"
+
+func gaveUp(err error) bool {
+	return errors.Is(err, syscall.ETIMEDOUT) || errors.Is(err, context.DeadlineExceeded)
 }
 
 func resourceHint(err error) string {

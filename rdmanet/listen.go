@@ -29,7 +29,8 @@ type ListenConfig struct {
 	TrafficClass            uint8
 
 	// Device is a list as a Dialer's. The listener listens on all of it that serves
-	// the address, at one port number. Empty: what RDMANET_DEVICE says, else all there is.
+	// the address, at one port number. Empty: what RDMANET_DEVICE says, else all there is. Shared memory alone, which is for processes of this
+	// host, will do only for a loopback address, or if the list is "shm".
 	Device string
 
 	// Backlog bounds the connections that are being set up or wait for Accept.
@@ -38,7 +39,8 @@ type ListenConfig struct {
 	Backlog int
 
 	// Admit is asked about each request, before anything is allocated for it; an error
-	// rejects it. It may be called from several goroutines. Nil admits all.
+	// rejects it. It may be called from several goroutines. Nil admits all; over shared memory, processes of this user and
+	// of root, while the function is asked about other users' too.
 	// With Fallback it is asked about TCP connections, too, which it can only end.
 	Admit func(r *Request) error
 
@@ -92,7 +94,8 @@ func (lc *ListenConfig) Listen(ctx context.Context, network, address string) (ne
 	short := make(chan error, 1)
 	attr := verbs.ListenAttr{
 		PortSpace: verbs.PSTCP, Local: local, DualStack: dual, Backlog: arrived, TrafficClass: lc.TrafficClass,
-		Short: func(err error) { tellShort(short, err) },
+		AnyUser: lc.Admit != nil, // which sees whose they are
+		Short:   func(err error) { tellShort(short, err) },
 	}
 	slots := max(backlog-arrived, 1)
 	if lc.Fallback != nil {
@@ -106,5 +109,13 @@ func (lc *ListenConfig) Listen(ctx context.Context, network, address string) (ne
 	if err != nil {
 		return nil, opError("listen", nw.name, nil, addr, PhaseRoute, contextError(ctx, err))
 	}
+	lc.tellSkipped(parts)
 	return newListener(nw.name, *lc, parts, slots, short), nil
+}
+
+// tellSkipped logs that processes of this host do not reach the listener over shared memory, where they could: what they use instead is slower.
+func (lc *ListenConfig) tellSkipped(parts *cm.Listener) {
+	if why := parts.WithoutShm(); why != nil && len(parts.Parts) > 0 {
+		logger(lc.Logger).Warn("rdmanet: listening without shared memory", "addr", parts.Addr().String(), "err", why)
+	}
 }

@@ -186,6 +186,9 @@ func (l *Listener) admit(id verbs.CMID) {
 		Local: AddrFromAddrPort(id.LocalAddr()), Remote: AddrFromAddrPort(id.RemoteAddr()),
 		Provider: id.Provider().Name(), Device: id.Device().Name(),
 	}
+	if k, ok := id.(verbs.Credentialed); ok {
+		r.Cred = (*Cred)(new(k.Cred()))
+	}
 	if err := l.lc.Admit(r); err != nil {
 		l.rejected.Add(1)
 		_ = id.Reject(nil) // Close would say that nobody listens

@@ -168,9 +168,13 @@ func TestAdmit(t *testing.T) {
 	r := seen.Load()
 	assert.Equal(t, server.LocalAddr(), r.Local)
 	assert.Equal(t, client.LocalAddr(), r.Remote)
-	assert.Equal(t, "softroce", r.Provider)
+	assert.Equal(t, provider(), r.Provider)
 	assert.NotEmpty(t, r.Device)
-	assert.Nil(t, r.Cred, "no kernel vouches for a packet")
+	if provider() == "shm" {
+		assert.Equal(t, &rdmanet.Cred{PID: os.Getpid(), UID: os.Getuid(), GID: os.Getgid()}, r.Cred)
+	} else {
+		assert.Nil(t, r.Cred, "no kernel vouches for a packet")
+	}
 
 	refuse.Store(true)
 	_, e := dialError(t, new(rdmanet.Dialer), "rdma", l.Addr().String())

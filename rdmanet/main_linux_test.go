@@ -26,7 +26,7 @@ const roleEnv = "RDMANET_TEST_ROLE"
 var long = os.Getenv("RDMA_LONG") != ""
 
 func TestMain(m *testing.M) {
-	if os.Getenv("RDMANET_DEVICE") == "" {
+	if os.Getenv("RDMANET_DEVICE") == "" && os.Getenv(chosenEnv) == "" {
 		os.Setenv("RDMANET_DEVICE", "softroce") // also where a RoCE device is
 	}
 	if role := os.Getenv(roleEnv); role != "" {

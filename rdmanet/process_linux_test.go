@@ -96,9 +96,13 @@ func httpRole() error {
 	return nil
 }
 
-// echoRole sends back what it gets.
+// echoRole sends back what it gets, at the address in its first argument, if there is one.
 func echoRole() error {
-	l, err := rdmanet.Listen("rdma", "127.0.0.1:0")
+	address := "127.0.0.1:0"
+	if len(os.Args) > 1 {
+		address = os.Args[1]
+	}
+	l, err := rdmanet.Listen("rdma", address)
 	if err != nil {
 		return err
 	}
@@ -142,10 +146,16 @@ type process struct {
 
 func start(t testing.TB, role string, args ...string) *process {
 	t.Helper()
+	return startWith(t, nil, role, args...)
+}
+
+func startWith(t testing.TB, attr *syscall.SysProcAttr, role string, args ...string) *process {
+	t.Helper()
 	exe, err := os.Executable()
 	require.NoError(t, err)
 	p := &process{cmd: exec.Command(exe, args...), ended: make(chan error, 1)}
 	p.cmd.Env = append(os.Environ(), roleEnv+"="+role)
+	p.cmd.SysProcAttr = attr
 	p.cmd.Stderr = os.Stderr
 	out, err := p.cmd.StdoutPipe()
 	require.NoError(t, err)

@@ -236,13 +236,13 @@ func TestZeroConn(t *testing.T) {
 
 func TestStats(t *testing.T) {
 	// Connections of a test before may still be on their way out.
-	require.Eventually(t, func() bool { return deviceStats("softroce").Conns == 0 }, 10*time.Second, time.Millisecond)
-	before := deviceStats("softroce")
+	require.Eventually(t, func() bool { return deviceStats(provider()).Conns == 0 }, 10*time.Second, time.Millisecond)
+	before := deviceStats(provider())
 	client, server := pair(t)
 	require.NoError(t, writePattern(client, 100<<10, 10<<10))
 	require.NoError(t, readPattern(server, 100<<10))
 	c, s := client.Stats(), server.Stats()
-	assert.Equal(t, "softroce", c.Provider)
+	assert.Equal(t, provider(), c.Provider)
 	assert.NotEmpty(t, c.Device)
 	assert.EqualValues(t, 100<<10, c.BytesWritten)
 	assert.EqualValues(t, 100<<10, s.BytesRead)
@@ -250,12 +250,12 @@ func TestStats(t *testing.T) {
 	assert.NotZero(t, s.MessagesRead)
 	assert.NotZero(t, s.ReadBuffer)
 
-	now := deviceStats("softroce")
+	now := deviceStats(provider())
 	assert.Equal(t, before.Conns+2, now.Conns)
 	assert.Equal(t, before.Dials+1, now.Dials)
 	require.NoError(t, client.Close())
 	require.NoError(t, server.Close())
-	after := deviceStats("softroce")
+	after := deviceStats(provider())
 	assert.Equal(t, before.Conns, after.Conns)
 	assert.GreaterOrEqual(t, after.BytesWritten, before.BytesWritten+100<<10, "closed connections count")
 	assert.GreaterOrEqual(t, after.BytesRead, before.BytesRead+100<<10)

@@ -20,7 +20,7 @@ func devicesCommand() *cobra.Command {
 		Short: "List the RDMA devices of this host",
 		Long: `devices lists every RDMA device with its provider, limits and ports, and for each that cannot be used the reason.
 A device of provider "rdmacore" is one of the kernel's, reached through libibverbs; "softroce" is the embedded one, which serves
-every address of the host.`,
+every address of the host; "shm" is memory that processes of the host share.`,
 		Example: `  rdmanet devices
   rdmanet devices --json | jq -r '.[] | select(.unusable == null) | .name'`,
 		Args: cobra.NoArgs,

@@ -19,12 +19,13 @@ func doctorCommand() *cobra.Command {
 		Short: "Find out what RDMA lacks on this host, and what to type",
 		Long: `doctor looks at all that RDMA needs, in the order in which it fails: devices and modules of the kernel, how this program was
 built, libraries, /dev/infiniband, the limit of locked memory, links, addresses, UDP port 4791, signs of NAT. Then it
-connects to itself over each provider and device, and moves data. It changes nothing on the host.
+connects to itself over each provider and device, shared memory included, and moves data. It changes nothing on the host.
 
 With --peer it reaches another host too, on which "rdmanet ping --listen" or "rping -s" runs.
 
 What it finds is of the user that runs it, in the container or network namespace where it runs: run it as the program would run that
-does not work. The exit status is 1 if data went over nothing (with --device: over none of those), or not to the peer.`,
+does not work. The exit status is 1 if data went over nothing that leads to other hosts (with --device: over none of those), or not to
+the peer.`,
 		Example: `  rdmanet doctor
   rdmanet doctor -d rdmacore                        # hardware or rdma_rxe shall work, not only the embedded device
   sudo -u service rdmanet doctor
@@ -76,9 +77,12 @@ func oneLine(s string) string { return strings.ReplaceAll(s, "\n", "; ") }
 
 func writeVerdict(w io.Writer, r *doctor.Report) {
 	fmt.Fprintln(w)
-	if len(r.Works) > 0 {
+	switch {
+	case r.HostOnly():
+		fmt.Fprintln(w, "RDMA works between processes of this host only: shm")
+	case len(r.Works) > 0:
 		fmt.Fprintf(w, "RDMA works: %s\n", strings.Join(r.Works, ", "))
-	} else {
+	default:
 		fmt.Fprintln(w, "RDMA does not work here")
 	}
 	if r.First != nil {

@@ -50,6 +50,34 @@ func TestDoctor(t *testing.T) {
 	assert.Equal(t, doctor.OK, check("data").Status)
 }
 
+// Shared memory is a check of its own. It alone is what was asked for only if it was.
+func TestDoctorShm(t *testing.T) {
+	status, out, errOut := runTool(t, "doctor", "-d", "shm")
+	assert.Equal(t, 0, status, errOut)
+	assert.Contains(t, out, "ok       connection (CM), shm: to 127.0.0.1 and back in ")
+	assert.Contains(t, out, "ok       data, shm: 1048576 bytes there and back, SEND, READ and WRITE: ")
+	assert.Contains(t, out, "\nRDMA works: shm\n")
+	assert.NotContains(t, out, "4791")
+
+	status, r, _ := examine(t)
+	assert.Equal(t, 0, status)
+	assert.Equal(t, []string{"softroce", "shm"}, r.Works)
+	if os.Geteuid() != 0 {
+		t.Skip("only root can be another user")
+	}
+	need(t, "python3")
+	holdPort(t)
+	status, r, check := examine(t)
+	assert.Equal(t, 1, status)
+	assert.Equal(t, []string{"shm"}, r.Works)
+	assert.Equal(t, doctor.Failed, check("UDP port 4791").Status)
+	status, out, _ = runTool(t, "doctor")
+	assert.Equal(t, 1, status)
+	assert.Contains(t, out, "\nRDMA works between processes of this host only: shm\nFix first: ")
+	status, _, _ = examine(t, "-d", "shm")
+	assert.Equal(t, 0, status)
+}
+
 // A device that is asked for and is not there is a fault, though the embedded one would work.
 func TestDoctorNoSuchDevice(t *testing.T) {
 	for _, d := range []string{"rdmacore", "mlx5_7", "mlx5_7/1,rdmacore"} {
@@ -87,6 +115,21 @@ func TestDoctorNoNetwork(t *testing.T) {
 	assert.Contains(t, out, "Fix first: no interface is up and has an address, not even the loopback one\n           ip link set lo up")
 }
 
+// holdPort has another user hold UDP port 4791 until the test ends.
+func holdPort(t *testing.T) *process {
+	t.Helper()
+	python, err := exec.LookPath("/usr/bin/python3")
+	if err != nil {
+		python = "python3"
+	}
+	cmd := exec.Command(python, "-c", "import socket,time;s=socket.socket(socket.AF_INET,socket.SOCK_DGRAM);s.bind(('',4791));print('bound',flush=True);time.sleep(3600)")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+	cmd.Dir = "/"
+	s := startCommand(t, cmd)
+	s.says("bound")
+	return s
+}
+
 // Whoever else has the port is named.
 func TestDoctorPort(t *testing.T) {
 	t.Run("of this user", func(t *testing.T) {
@@ -103,15 +146,7 @@ func TestDoctorPort(t *testing.T) {
 			t.Skip("only root can be another user")
 		}
 		need(t, "python3")
-		python, err := exec.LookPath("/usr/bin/python3")
-		if err != nil {
-			python = "python3"
-		}
-		cmd := exec.Command(python, "-c", "import socket,time;s=socket.socket(socket.AF_INET,socket.SOCK_DGRAM);s.bind(('',4791));print('bound',flush=True);time.sleep(3600)")
-		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
-		cmd.Dir = "/"
-		s := startCommand(t, cmd)
-		s.says("bound")
+		s := holdPort(t)
 		status, r, check := examine(t, "-d", "softroce")
 		assert.Equal(t, 1, status)
 		c := check("UDP port 4791")

@@ -280,6 +280,39 @@ func TestPing(t *testing.T) {
 	})
 }
 
+// Within one host what serves is shared memory, if nobody says otherwise, and the tool says so.
+func TestOverShm(t *testing.T) {
+	own := func(args ...string) *process {
+		return startCommand(t, toolCommand([]string{"RDMANET_DEVICE="}, args...))
+	}
+	s := own("ping", "--listen", "127.0.0.1:0")
+	addr := s.says(`listening on (127\.0\.0\.1:\d+) .*\[shm softroce\]`)[1]
+	for device, want := range map[string]string{"": "on shm0 (shm)", "softroce": "on softroce0 (softroce)"} {
+		status, out, errOut := own("ping", "-c", "20", "-i", "0", "-s", "65536", "-d", device, addr).ends()
+		require.Equal(t, 0, status, errOut)
+		assert.Contains(t, out, want)
+		assert.Contains(t, out, ": 20 pings, 20 came back, ")
+	}
+	s.says(`connected on shm0\n`)
+	s.says(`connected on softroce0\n`)
+	s.signal(syscall.SIGINT)
+	status, _, _ := s.ends()
+	assert.Equal(t, 0, status)
+	status, _, errOut := own("ping", addr).ends()
+	assert.Equal(t, 1, status)
+	assert.Contains(t, errOut, "run rdmanet ping --listen there, or rping -s -P")
+
+	s = own("bench", "--listen", "127.0.0.1:0")
+	addr = s.says(`rdma (\S+)`)[1]
+	status, out, errOut := own("bench", "-t", "20ms", "--rounds", "1", addr).ends()
+	require.Equal(t, 0, status, errOut)
+	assert.Contains(t, out, addr+", RDMA on shm0 (shm), 1 rounds of 20ms\n")
+
+	status, out, _ = own("devices").ends()
+	assert.Equal(t, 0, status)
+	assert.Contains(t, out, "shm0 (shm)\n")
+}
+
 func TestBench(t *testing.T) {
 	s := start(t, "bench", "--listen", "--tcp", "127.0.0.1:0")
 	addr := s.says(`listening on rdma (127\.0\.0\.1:\d+), tcp 127\.0\.0\.1:\d+\n`)[1]

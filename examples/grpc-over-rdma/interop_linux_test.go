@@ -56,6 +56,7 @@ func TestInterop(t *testing.T) {
 			t.Run("DoSoakTest", func(t *testing.T) { soak(t, c, addr, tt.certs) })
 			require.NotNil(t, c.carrier.Load())
 			require.NotZero(t, c.carrier.Load().Stats().BytesWritten)
+			require.Equal(t, provider(), c.carrier.Load().Stats().Provider)
 		})
 	}
 }

@@ -23,8 +23,21 @@ const asProgram = "GRPC_OVER_RDMA_TEST_MAIN"
 // long asks for the full measure of what is otherwise kept short: RDMA_LONG=1.
 var long = os.Getenv("RDMA_LONG") != ""
 
+// With this variable set rdmanet chooses what serves; else it is the embedded device, whatever else this machine has.
+const chosenEnv = "GRPC_OVER_RDMA_TEST_CHOSEN"
+
+func provider() string {
+	if os.Getenv(chosenEnv) != "" {
+		return "shm"
+	}
+	return "softroce"
+}
+
 func TestMain(m *testing.M) {
 	testnet.Main()
+	if provider() == "softroce" {
+		os.Setenv("RDMANET_DEVICE", "softroce")
+	}
 	switch os.Getenv(asProgram) {
 	case "":
 		os.Exit(m.Run())
@@ -112,16 +125,33 @@ func TestDemo(t *testing.T) {
 	require.Zero(t, r.code)
 	require.Empty(t, r.errOut)
 	for what, times := range map[string]int{
-		"carried by RDMA: provider softroce": 2, // it does not depend on what this machine has: the network is the test's own
-		"3.0 MiB in ":                        4,
-		"1000 messages":                      2,
-		"ended after":                        4,
-		"the same connection after ":         2,
-		"a client without a name":            1,
-		`the server answered "client"`:       1,
+		"carried by RDMA: provider " + provider() + ",": 2,
+		"3.0 MiB in ":                  4,
+		"1000 messages":                2,
+		"ended after":                  4,
+		"the same connection after ":   2,
+		"a client without a name":      1,
+		`the server answered "client"`: 1,
 	} {
 		require.Equal(t, times, strings.Count(r.out, what), what)
 	}
+}
+
+// TestChosen runs the tests of two processes again, where nobody says what serves: within one host that is shared memory.
+func TestChosen(t *testing.T) {
+	if os.Getenv(chosenEnv) != "" {
+		return // this is there
+	}
+	t.Parallel()
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, os.Args[0], "-test.v", "-test.run=^("+strings.Join([]string{
+		"TestDemo", "TestInterop", "TestServerRestarts", "TestServerStops", "TestCloseWhileServerIsSilent", "TestClientFallsSilent", "TestCertificates",
+	}, "|")+")$")
+	cmd.Env = append(os.Environ(), chosenEnv+"=1", "RDMANET_DEVICE=")
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	require.Equal(t, 7, bytes.Count(out, []byte("\n--- PASS: Test")), "%s", out)
 }
 
 func TestBadInput(t *testing.T) {

@@ -15,7 +15,8 @@ import (
 	"time"
 )
 
-// demo makes a tree of files, serves it from one process and fetches it with another.
+// demo makes a tree of files, serves it from one process and fetches it with two others: over what is chosen on one host, and over the embedded
+// device, as from another host.
 func demo(ctx context.Context, large int64) (err error) {
 	dir, err := os.MkdirTemp("", "http-over-rdma-")
 	if err != nil {
@@ -55,17 +56,28 @@ func demo(ctx context.Context, large int64) (err error) {
 	}
 	fmt.Printf("server, process %d: %s", server.Process.Pid, line)
 
-	client, err := self(ctx, "get", url)
-	if err != nil {
-		return err
+	devices := []string{os.Getenv(deviceEnv)}
+	if devices[0] == "" {
+		devices = append(devices, "softroce")
 	}
-	client.Stdout = os.Stdout
-	if err := client.Start(); err != nil {
-		return err
-	}
-	fmt.Printf("client, process %d: getting %s\n", client.Process.Pid, url)
-	if err := client.Wait(); err != nil {
-		return fmt.Errorf("client: %w", err)
+	for _, device := range devices {
+		client, err := self(ctx, "get", url)
+		if err != nil {
+			return err
+		}
+		client.Env = append(os.Environ(), deviceEnv+"="+device)
+		client.Stdout = os.Stdout
+		if err := client.Start(); err != nil {
+			return err
+		}
+		over := ""
+		if device != "" {
+			over = " with " + deviceEnv + "=" + device
+		}
+		fmt.Printf("\nclient, process %d: getting %s%s\n", client.Process.Pid, url, over)
+		if err := client.Wait(); err != nil {
+			return fmt.Errorf("client: %w", err)
+		}
 	}
 	fmt.Printf(`
 Next, in two terminals, or the second on another machine:
@@ -74,6 +86,9 @@ Next, in two terminals, or the second on another machine:
 `, usable("[::]:8080")[0])
 	return nil
 }
+
+// deviceEnv names the variable that says what to use, else that is chosen.
+const deviceEnv = "RDMANET_DEVICE"
 
 // self is this program with other arguments. It is interrupted when ctx ends.
 func self(ctx context.Context, args ...string) (*exec.Cmd, error) {

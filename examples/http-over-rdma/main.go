@@ -2,7 +2,7 @@
 // queue pairs instead of TCP. What makes the difference is one line in
 // server.go and one in client.go; the rest is net/http as everybody writes it.
 //
-//	http-over-rdma [demo] [-size MiB]     server and client processes, one command
+//	http-over-rdma [demo] [-size MiB]     a server's and two clients' processes, one command
 //	http-over-rdma serve [-addr A] DIR    the server alone
 //	http-over-rdma get [-v] URL           the client alone
 package main
@@ -21,7 +21,7 @@ import (
 )
 
 const usage = `usage:
-  http-over-rdma [demo] [-size MiB]     serve a generated tree and fetch it, in two processes
+  http-over-rdma [demo] [-size MiB]     serve a generated tree and fetch it twice, in processes
   http-over-rdma serve [-addr A] DIR    serve DIR
   http-over-rdma get [-v] URL           fetch all below URL and check it against URL/SHA256SUMS
 `

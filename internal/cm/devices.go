@@ -58,6 +58,13 @@ type candidate struct {
 // implied tells whether nobody asked for this provider by name.
 func (c *candidate) implied() bool { return !c.named }
 
+func (c *candidate) isShm() bool { return c.providerName() == Shm }
+
+// withoutShm leaves shared memory out, unless it is named.
+func withoutShm(cands []candidate) []candidate {
+	return slices.DeleteFunc(cands, func(c candidate) bool { return c.name == Shm && c.implied() })
+}
+
 func (c *candidate) providerName() string {
 	if c.p == nil {
 		return ""

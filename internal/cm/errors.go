@@ -22,7 +22,9 @@ func (c Cause) text() string {
 	s := strings.ReplaceAll(c.Err.Error(), "\n", " ")
 	// What every cause would repeat is said once, by NoDeviceError.
 	s = strings.TrimPrefix(s, c.Name+": ")
-	s = strings.TrimPrefix(s, verbs.ErrNoDevice.Error()+": ")
+	if _, cause, ok := strings.Cut(s, verbs.ErrNoDevice.Error()+": "); ok {
+		s = cause // in front stands what was being done
+	}
 	s = strings.TrimSuffix(s, ": "+verbs.ErrNoDevice.Error())
 	return s
 }
@@ -33,18 +35,39 @@ type NoDeviceError struct {
 	Target string // an address, as text
 	Listed bool   // somebody's list said what to try
 	Tried  []Cause
+
+	// HostOnly: shared memory would serve it, for this host's processes alone.
+	HostOnly bool
+}
+
+// InUse names the provider or device that something on this host is in the way of and that can be asked to leave it, if any. A
+// port of shared memory is no such matter where there is another.
+func (e *NoDeviceError) InUse() string {
+	if i := e.inUse(); i >= 0 {
+		return e.Tried[i].Name
+	}
+	return ""
+}
+
+func (e *NoDeviceError) inUse() int {
+	best := -1
+	for i, c := range e.Tried {
+		if errors.Is(c.Err, syscall.EADDRINUSE) && (best < 0 || e.Tried[best].Name == Shm) {
+			best = i
+		}
+	}
+	return best
 }
 
 func (e *NoDeviceError) Error() string {
 	s := "no RDMA device serves " + e.Target
+	first := e.inUse()
 	var causes []string
-	told := false
-	for _, c := range e.Tried {
-		if t := c.text(); !told && errors.Is(c.Err, syscall.EADDRINUSE) {
-			// Somebody on this host is in the way, and can be asked to leave it: that comes first.
-			s, told = t+": "+s, true
+	for i, c := range e.Tried {
+		if i == first {
+			s = c.text() + ": " + s // which comes first
 		} else {
-			causes = append(causes, c.Name+": "+t)
+			causes = append(causes, c.String())
 		}
 	}
 	if len(causes) > 0 {
@@ -62,6 +85,30 @@ func (e *NoDeviceError) Unwrap() []error {
 		errs[i] = c.Err
 	}
 	return errs
+}
+
+// RefusedError says that nobody listens at an address of this host, whose processes are reached over shared memory, and that no device
+// serves the address, on which somebody might.
+type RefusedError struct {
+	Target string
+	Others []Cause
+}
+
+func (e *RefusedError) Error() string {
+	s := e.Unwrap().Error()
+	if len(e.Others) > 0 {
+		causes := make([]string, len(e.Others))
+		for i, c := range e.Others {
+			causes[i] = c.String()
+		}
+		s += ", and no device serves " + e.Target + " (" + strings.Join(causes, "; ") + ")"
+	}
+	return s
+}
+
+// Unwrap gives the refusal.
+func (e *RefusedError) Unwrap() error {
+	return &verbs.RejectError{Reason: verbs.RejInvalidServiceID}
 }
 
 // ProviderError tells where an error happened.

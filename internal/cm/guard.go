@@ -96,16 +96,10 @@ func (m *Manager) below(netdev string) []string {
 	return names
 }
 
-// onlyNamed is a provider that may want to be used by those alone who name it.
-type onlyNamed interface{ OnlyNamed() bool }
-
-// guard refuses to reach unasked for a provider that does not want it, and for softroce where something else owns UDP
+// guard refuses to reach softroce unasked where something else owns UDP
 // port 4791: the hardware of a RoCE or InfiniBand device, which would swallow the
 // packets, or rdma_rxe, which holds the port. remote is invalid for a listener.
 func (m *Manager) guard(p verbs.Provider, local, remote netip.Addr) error {
-	if o, ok := p.(onlyNamed); ok && o.OnlyNamed() {
-		return unaskedf("%s is for those who ask for it", p.Name())
-	}
 	if p.Name() != SoftRoCE {
 		return nil
 	}

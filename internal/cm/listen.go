@@ -18,6 +18,8 @@ type Listener struct {
 	Parts []Part
 	// Skipped tells why other providers of the list do not take part.
 	Skipped []Cause
+	// Unreached tells why processes of other hosts do not reach it though its address is not for this one alone, or is nil.
+	Unreached error
 }
 
 // Part is the listener of one provider.
@@ -39,12 +41,36 @@ func (l *Listener) Close() error {
 	return errors.Join(errs...)
 }
 
+// WithoutShm is why shared memory does not take part though it is part of this build, or nil.
+func (l *Listener) WithoutShm() error {
+	for _, c := range l.Skipped {
+		if c.Name == Shm && !errors.Is(c.Err, errNotInBuild) {
+			return c.Err
+		}
+	}
+	return nil
+}
+
 // Listen takes attr.Local on every provider of the list devices that serves
-// it, at one port number. A port that is in use on one of them is in use.
+// it, at one port number. A port that is in use on one of them is in use. Shared memory alone will do for a loopback address, or if
+// nothing else is named: elsewhere it would look as if the listener could be reached.
 func (m *Manager) Listen(ctx context.Context, devices string, attr verbs.ListenAttr) (*Listener, error) {
+	l, err := m.ListenBeside(ctx, devices, attr)
+	if err == nil && l.Unreached != nil {
+		_ = l.Close() // why it is not wanted says more
+		return nil, l.Unreached
+	}
+	return l, err
+}
+
+// ListenBeside is Listen for who listens by other means, too: shared memory alone will do, and Unreached tells of it.
+func (m *Manager) ListenBeside(ctx context.Context, devices string, attr verbs.ListenAttr) (*Listener, error) {
 	cands, err := m.candidates(devices)
 	if err != nil {
 		return nil, err
+	}
+	if attr.PortSpace == verbs.PSUDP || attr.PortSpace == verbs.PSIPoIB {
+		cands = withoutShm(cands) // which has no datagrams
 	}
 	// The C libraries pick a free number from a space they share with others
 	// (the kernel's); the other providers' spaces are nearly empty, so they follow.
@@ -98,7 +124,7 @@ func (m *Manager) listenAll(ctx context.Context, l *Listener, cands []candidate,
 			return ctx.Err()
 		}
 		at := ProviderError{c.providerName(), c.device, err}
-		if errors.Is(err, syscall.EADDRINUSE) && !errors.Is(err, verbs.ErrNoDevice) {
+		if errors.Is(err, syscall.EADDRINUSE) && !errors.Is(err, verbs.ErrNoDevice) { // else in use by what is in the way of the device
 			if picked && len(l.Parts) > 0 {
 				return &followError{at}
 			}
@@ -109,13 +135,19 @@ func (m *Manager) listenAll(ctx context.Context, l *Listener, cands []candidate,
 			failed = &at
 		}
 	}
-	switch {
-	case len(l.Parts) > 0:
+	elsewhere := func(c candidate) bool { return !c.isShm() }
+	onlyShm := len(l.Parts) == 1 && l.Parts[0].Provider == Shm && slices.ContainsFunc(cands, elsewhere) && !attr.Local.Addr().Unmap().IsLoopback()
+	if len(l.Parts) > 0 && !onlyShm {
 		return nil
-	case failed != nil:
-		return failed
 	}
-	return &NoDeviceError{Target: attr.Local.Addr().String(), Listed: cands[0].named, Tried: l.Skipped}
+	if failed == nil {
+		failed = &NoDeviceError{Target: attr.Local.Addr().String(), Listed: cands[0].named, Tried: l.Skipped, HostOnly: onlyShm}
+	}
+	if onlyShm {
+		l.Unreached = failed
+		return nil
+	}
+	return failed
 }
 
 // covers tells whether a listener is already there for what c asks.

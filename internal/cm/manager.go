@@ -5,6 +5,8 @@ import (
 	"errors"
 	"net/netip"
 	"os"
+	"slices"
+	"syscall"
 
 	"github.com/go-rdma/rdma/internal/verbs"
 )
@@ -64,34 +66,81 @@ func (m *Manager) Devices() []verbs.DeviceInfo {
 	return all
 }
 
-// Resolve finds the best provider of the list devices that serves attr.Remote
-// and returns an identifier bound to it. The error of a list that does not
+// Resolve finds the best device of the list devices that serves attr.Remote
+// and returns an identifier bound to it. Shared memory, which is between two processes and no device of the host's, is
+// looked at only if the list names it. The error of a list that does not
 // serve the address is a [*NoDeviceError].
-func (m *Manager) Resolve(ctx context.Context, devices string, attr verbs.CMIDAttr) (verbs.CMID, error) {
+func (m *Manager) Resolve(ctx context.Context, devices string, attr verbs.CMIDAttr) (id verbs.CMID, err error) {
 	cands, err := m.candidates(devices)
 	if err != nil {
 		return nil, err
 	}
+	err = m.try(ctx, withoutShm(cands), attr, func(got verbs.CMID) error {
+		id = got
+		return nil
+	})
+	return id, err
+}
+
+// Dial has connect make a connection of an identifier bound to the best provider of the list devices that serves
+// attr.Remote. The identifier is connect's to close, and what connect returns is returned. Only
+// where nobody listens over shared memory does the next provider have its turn: a server may be on one of them, and it costs nothing to
+// find out. That nobody listens on any is a [*RefusedError].
+func (m *Manager) Dial(ctx context.Context, devices string, attr verbs.CMIDAttr, connect func(verbs.CMID) error) error {
+	cands, err := m.candidates(devices)
+	if err != nil {
+		return err
+	}
+	return m.try(ctx, cands, attr, connect)
+}
+
+// try calls use with an identifier of one candidate after the other, as Dial says.
+func (m *Manager) try(ctx context.Context, cands []candidate, attr verbs.CMIDAttr, use func(verbs.CMID) error) error {
 	none := &NoDeviceError{Target: target(&attr), Listed: cands[0].named}
 	var failed error // the first cause that is about the address, not about devices
+	refused := -1    // the index in none.Tried of who said that nobody listens
 	for i := range cands {
 		c := &cands[i]
+		// Who names nothing but shared memory takes whoever holds the port, as with TCP. Else a name that somebody was first to take
+		// must not keep a dial from a server which could not have it.
+		attr.AnyUser = c.isShm() && len(cands) == 1
 		id, err := m.resolveOn(ctx, c, attr)
 		if err == nil {
-			return id, nil
+			if err = use(id); err == nil || !c.isShm() || !nobodyListens(err) {
+				return err
+			}
 		}
 		if ctx.Err() != nil {
-			return nil, ctx.Err()
+			return &ProviderError{Provider: c.providerName(), Device: c.device, Err: ctx.Err()}
 		}
-		none.Tried = append(none.Tried, Cause{c.name, err})
-		if failed == nil && !errors.Is(err, verbs.ErrNoDevice) {
+		if c.isShm() && errors.Is(err, syscall.ETIMEDOUT) { // somebody listens, and is stopped: nobody else will answer for it
+			return &ProviderError{Provider: Shm, Err: err}
+		}
+		if c.isShm() && nobodyListens(err) {
+			refused = len(none.Tried)
+			err = &verbs.RejectError{Reason: verbs.RejInvalidServiceID} // no more is to be said
+		} else if failed == nil && !errors.Is(err, verbs.ErrNoDevice) {
 			failed = &ProviderError{Provider: c.providerName(), Device: c.device, Err: err}
 		}
+		none.Tried = append(none.Tried, Cause{c.name, err})
 	}
-	if failed != nil {
-		return nil, failed
+	switch {
+	case failed != nil:
+		return failed
+	case refused >= 0 && !errors.Is(none, syscall.EADDRINUSE): // else somebody is in the way of a provider on which there may be a listener
+		others := slices.Delete(slices.Clone(none.Tried), refused, refused+1)
+		return &ProviderError{Provider: Shm, Err: &RefusedError{Target: none.Target, Others: others}}
 	}
-	return nil, none
+	return none
+}
+
+// nobodyListens tells whether err is that, and not another refusal.
+func nobodyListens(err error) bool {
+	var rej *verbs.RejectError
+	if errors.As(err, &rej) {
+		return rej.Reason == verbs.RejInvalidServiceID
+	}
+	return errors.Is(err, syscall.ECONNREFUSED)
 }
 
 // target is what an identifier shall lead to or, if that is nowhere, be bound to.
@@ -171,6 +220,7 @@ func (m *Manager) LookupLocal(addr netip.Addr) (*verbs.DeviceInfo, error) {
 	if err != nil {
 		return nil, err
 	}
+	cands = withoutShm(cands)
 	none := &NoDeviceError{Target: addr.String(), Listed: cands[0].named}
 	for i := range cands {
 		c := &cands[i]

@@ -49,9 +49,6 @@ var Default = sync.OnceValue(New)
 // Name implements [verbs.Provider].
 func (p *Provider) Name() string { return "shm" }
 
-// OnlyNamed tells that nobody gets shared memory who does not ask for it.
-func (p *Provider) OnlyNamed() bool { return true }
-
 // Devices implements [verbs.Provider].
 func (p *Provider) Devices() ([]verbs.DeviceInfo, error) { return []verbs.DeviceInfo{*p.info()}, nil }
 

@@ -21,9 +21,6 @@ var errSystem = fmt.Errorf("shm: %w: shared memory needs Linux", verbs.ErrNoDevi
 // Name implements [verbs.Provider].
 func (p *Provider) Name() string { return "shm" }
 
-// OnlyNamed tells that nobody gets shared memory who does not ask for it.
-func (p *Provider) OnlyNamed() bool { return true }
-
 // Devices implements [verbs.Provider].
 func (p *Provider) Devices() ([]verbs.DeviceInfo, error) { return nil, nil }
 

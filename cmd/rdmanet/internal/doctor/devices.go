@@ -33,7 +33,7 @@ func (d *doctor) kernel() {
 	d.ok(name, "", "%s", strings.Join(in.Kernel, ", "))
 	for _, want := range strings.Split(d.Devices, ",") {
 		want, _, _ = strings.Cut(strings.TrimSpace(want), "/")
-		if want != "" && want != softroceDevice && !slices.Contains(cm.Known, want) && !slices.Contains(in.Kernel, want) {
+		if want != "" && want != softroceDevice && want != shmDevice && !slices.Contains(cm.Known, want) && !slices.Contains(in.Kernel, want) {
 			d.add(Check{
 				Name: name, Device: want, Status: Failed, Detail: "the kernel has no device of that name",
 				Fix: "name one of " + strings.Join(in.Kernel, ", "),

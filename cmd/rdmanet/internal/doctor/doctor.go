@@ -39,6 +39,8 @@ type Report struct {
 	Works  []string `json:"works"` // providers and devices over which data went
 	Checks []Check  `json:"checks"`
 	First  *Check   `json:"first,omitempty"` // to be mended first
+
+	named bool // somebody said what is to work
 }
 
 // Config says what to look at.
@@ -69,7 +71,7 @@ type doctor struct {
 
 // Run looks at everything.
 func Run(ctx context.Context, cfg Config) *Report {
-	d := &doctor{Config: cfg, report: Report{Works: []string{}, Checks: []Check{}}}
+	d := &doctor{Config: cfg, report: Report{Works: []string{}, Checks: []Check{}, named: cfg.Devices != ""}}
 	core := rdmacore.Default()
 	if cfg.Root != "" {
 		core = rdmacore.New(&rdmacore.Config{Root: cfg.Root})
@@ -96,8 +98,11 @@ func Run(ctx context.Context, cfg Config) *Report {
 	return &d.report
 }
 
-// softroceDevice is the name of the embedded device.
-const softroceDevice = "softroce0"
+// softroceDevice and shmDevice are the names of the embedded device and of shared memory.
+const (
+	softroceDevice = "softroce0"
+	shmDevice      = "shm0"
+)
 
 // wants tells whether a device of a provider is to work. An empty device is any.
 func (d *doctor) wants(provider, device string) bool {
@@ -109,7 +114,7 @@ func (d *doctor) wants(provider, device string) bool {
 		switch {
 		case name == provider || name == device && device != "":
 			return true
-		case provider == cm.RDMACore && device == "" && !slices.Contains(cm.Known, name) && name != softroceDevice:
+		case provider == cm.RDMACore && device == "" && !slices.Contains(cm.Known, name) && name != softroceDevice && name != shmDevice:
 			return true // a device that has another provider's name would be rdmacore's
 		}
 	}
@@ -161,14 +166,19 @@ func (d *doctor) first() *Check {
 	return nil
 }
 
-// Good tells whether data went over something, and to the peer if there is one to reach.
+// HostOnly tells whether data went over nothing but shared memory, which nobody asked for by name: no other host is reached.
+func (r *Report) HostOnly() bool {
+	return !r.named && slices.Equal(r.Works, []string{cm.Shm})
+}
+
+// Good tells whether data went over something that leads to other hosts or was named, and to the peer if there is one to reach.
 func (r *Report) Good() bool {
 	for _, c := range r.Checks {
 		if c.Name == peerCheck && c.Status == Failed {
 			return false
 		}
 	}
-	return len(r.Works) > 0
+	return len(r.Works) > 0 && !r.HostOnly()
 }
 
 // peerCheck names the check of the peer.

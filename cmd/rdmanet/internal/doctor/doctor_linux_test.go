@@ -55,21 +55,24 @@ func TestOrder(t *testing.T) {
 
 func TestWants(t *testing.T) {
 	for _, c := range []struct {
-		list             string
-		core, rxe0, soft bool
+		list                  string
+		core, rxe0, soft, shm bool
 	}{
-		{"", true, true, true},
-		{"rdmacore", true, true, false},
-		{"softroce", false, false, true},
-		{"softroce0", false, false, true},
-		{"rxe0", true, true, false},
-		{"mlx5_0/1, softroce", true, false, true},
-		{"shm", false, false, false},
+		{"", true, true, true, true},
+		{"rdmacore", true, true, false, false},
+		{"softroce", false, false, true, false},
+		{"softroce0", false, false, true, false},
+		{"rxe0", true, true, false, false},
+		{"mlx5_0/1, softroce", true, false, true, false},
+		{"shm", false, false, false, true},
+		{"shm0", false, false, false, true},
+		{"shm,rdmacore", true, true, false, true},
 	} {
 		d := &doctor{Config: Config{Devices: c.list}}
 		assert.Equal(t, c.core, d.wants("rdmacore", ""), c.list)
 		assert.Equal(t, c.rxe0, d.wants("rdmacore", "rxe0"), c.list)
 		assert.Equal(t, c.soft, d.wants("softroce", softroceDevice), c.list)
+		assert.Equal(t, c.shm, d.wants("shm", shmDevice), c.list)
 	}
 }
 

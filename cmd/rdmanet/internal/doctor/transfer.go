@@ -25,6 +25,18 @@ const (
 
 // transfers lets data go over each provider and device that has a chance.
 func (d *doctor) transfers(ctx context.Context) {
+	d.devices(ctx)
+	if d.wants(cm.Shm, shmDevice) {
+		bad := Failed
+		if d.Devices == "" {
+			bad = Warning // what is slower does instead
+		}
+		d.transfer(ctx, cm.Shm, netip.AddrFrom4([4]byte{127, 0, 0, 1}), bad)
+	}
+}
+
+// devices lets data go over those that lead to other hosts.
+func (d *doctor) devices(ctx context.Context) {
 	if d.wants(cm.RDMACore, "") {
 		for i := range d.candidates {
 			dev := &d.candidates[i]

@@ -23,23 +23,27 @@ func Connect(ctx context.Context, devices string, local netip.Addr, server netip
 	if size < MinSize || size > MaxSize {
 		return nil, fmt.Errorf("pings have %d to %d bytes, not %d", MinSize, MaxSize, size)
 	}
-	id, err := cm.Default().Resolve(ctx, devices, verbs.CMIDAttr{
+	var c *Client
+	err := cm.Default().Dial(ctx, devices, verbs.CMIDAttr{
 		PortSpace: verbs.PSTCP, Local: netip.AddrPortFrom(local, 0), Remote: server,
+	}, func(id verbs.CMID) error {
+		l, err := newLink(id, size, verbs.RemoteRead, verbs.LocalWrite|verbs.RemoteWrite)
+		if err != nil {
+			return err
+		}
+		p := connParam
+		if _, err := l.conn.Connect(ctx, &p); err != nil {
+			l.close()
+			return err
+		}
+		l.conn.Start()
+		c = &Client{l: l, id: id}
+		return nil
 	})
 	if err != nil {
 		return nil, err
 	}
-	l, err := newLink(id, size, verbs.RemoteRead, verbs.LocalWrite|verbs.RemoteWrite)
-	if err != nil {
-		return nil, err
-	}
-	p := connParam
-	if _, err := l.conn.Connect(ctx, &p); err != nil {
-		l.close()
-		return nil, err
-	}
-	l.conn.Start()
-	return &Client{l: l, id: id}, nil
+	return c, nil
 }
 
 // Device names the device of the connection and its provider.
