@@ -18,6 +18,13 @@
 // interface; [Devices] lists what there is, and a Dialer's or ListenConfig's Device
 // field chooses.
 //
+// # Within one host
+//
+// Processes of one host, and of one network namespace, share memory (the provider "shm") without being told to: a listener is on it beside the other
+// providers, at the same port number, and Dial takes it where the address is one of this host's and the listener is on it. Programs that
+// do not have it are found as ever. [Conn.Stats] tells what serves. Both processes are the same user's, or one is root's and listens; beyond that
+// a listener's Admit may let other users' processes in, which dial by naming the provider (Device "shm"). Datagrams do not use it.
+//
 // On the wire a stream is rsockets version 1, connected by the RDMA connection
 // manager in the port space of TCP (RDMA_PS_TCP): a peer in C may use librdmacm's rsockets. Port numbers
 // are RDMA's own, so a TCP server can have the same one on the same host.
@@ -77,7 +84,7 @@
 // connections at once (ECONNRESET). A host, a container, a process or a network that is gone elsewhere is noticed 17 s after
 // data was sent to it, which is when the transport gives up, or, on an idle
 // connection, 17 s after keep-alive asks, by default 32 s in all (ETIMEDOUT). A process that is
-// stopped for so long looks dead.
+// stopped for so long looks dead; over shared memory it is merely silent, as with TCP.
 //
 // # Closing
 //
