@@ -7,6 +7,8 @@ import (
 	"hash/crc32"
 	"net/netip"
 	"os"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -86,7 +88,7 @@ var access = [regions]verbs.Access{
 	NoAtomic:  verbs.LocalWrite | verbs.RemoteWrite | verbs.RemoteRead,
 	Local:     verbs.LocalWrite,
 	Flushable: anyAccess | verbs.FlushGlobal,
-	Revocable: anyAccess | verbs.RemoteInvalidate,
+	Revocable: anyAccess | verbs.RemoteInvalidate, Persistent: anyAccess | verbs.FlushGlobal | verbs.FlushPersistent,
 }
 
 const anyAccess = verbs.LocalWrite | verbs.RemoteWrite | verbs.RemoteRead | verbs.RemoteAtomic
@@ -102,6 +104,9 @@ type judge struct {
 	recv        verbs.MR
 	addr        [regions]uint64
 	key         [regions]uint32
+
+	mu     sync.Mutex
+	synced []Span // of Persistent, since the row began
 }
 
 func newJudge(t *testing.T, cfg Config) *judge {
@@ -154,14 +159,32 @@ func newJudge(t *testing.T, cfg Config) *judge {
 // register makes a region.
 func (j *judge) register(t *testing.T, r Region, pd verbs.PD, mem []byte) verbs.MR {
 	off, size := r.at()
-	mr, err := pd.RegMR(mem[off:off+size], access[r])
-	if j.Linux && (r == Revocable || r == Flushable) {
+	mr, err := verbs.MR(nil), error(nil)
+	if p, ok := pd.(verbs.Persister); ok && r == Persistent {
+		mr, err = p.RegPersistentMR(mem[off:off+size], access[r], j.persist)
+	} else {
+		mr, err = pd.RegMR(mem[off:off+size], access[r])
+	}
+	if j.Linux && (r == Revocable || r == Flushable || r == Persistent) {
 		require.ErrorIs(t, err, errors.ErrUnsupported)
 		mr, err = pd.RegMR(mem[off:off+size], anyAccess)
 	}
 	require.NoError(t, err)
 	j.addr[r], j.key[r] = mr.Addr(), mr.RKey()
 	return mr
+}
+
+// persist is what makes a range of Persistent persistent.
+func (j *judge) persist(mem []byte) error {
+	first, _ := Persistent.at()
+	s := Span{int(verbs.AddressOf(mem)-verbs.AddressOf(j.mem)) - first, len(mem)}
+	j.mu.Lock()
+	j.synced = append(j.synced, s)
+	j.mu.Unlock()
+	if s.Off == unpersistent {
+		return errors.New("a disk that is broken")
+	}
+	return nil
 }
 
 // fill gives memory its first contents: of regions Memory, the rest zeros.
@@ -186,6 +209,9 @@ type trial struct {
 	link  *link
 	recvs []int // sizes of those that were posted
 	wcs   []WC
+	srq   verbs.SRQ
+	low   atomic.Int32 // times that it told
+	mr    verbs.MR     // Revocable
 }
 
 func (j *judge) judge(t *testing.T, r *Row) {
@@ -204,9 +230,10 @@ func (j *judge) judge(t *testing.T, r *Row) {
 	}
 	fill(j.mem)
 	fill(j.fmem)
+	j.synced = nil
 	if r.names(Revocable) {
-		mr := j.register(t, Revocable, j.pd, j.mem)
-		defer func() { require.NoError(t, mr.Close()) }()
+		x.mr = j.register(t, Revocable, j.pd, j.mem)
+		defer func() { require.NoError(t, x.mr.Close()) }()
 	}
 	x.link = j.Peer.newLink(j.Addr)
 	defer x.link.close()
@@ -216,6 +243,9 @@ func (j *judge) judge(t *testing.T, r *Row) {
 			time.Sleep(j.Quiet) // nothing says that what came before has been dropped
 		}
 		x.post(s.Recv)
+		if s.Close {
+			require.NoError(t, x.mr.Close())
+		}
 		x.send(&s)
 		want := x.want.Answers[i]
 		got := x.answers(len(want), j.Patience)
@@ -236,6 +266,10 @@ func (j *judge) judge(t *testing.T, r *Row) {
 	x.poll(len(x.want.WCs), j.Patience)
 	assert.Equal(t, x.want.WCs, x.wcs)
 	x.memory()
+	j.mu.Lock()
+	assert.Equal(t, x.want.Synced, j.synced, "made persistent")
+	j.mu.Unlock()
+	x.toldLow()
 	x.close()
 	assert.Empty(t, j.Peer.Faults())
 }
@@ -263,9 +297,17 @@ func (x *trial) open() {
 	if x.row.UD {
 		attr.Type = verbs.UD
 	}
+	if x.row.SRQ {
+		x.srq, err = x.pd.CreateSRQ(&verbs.SRQAttr{MaxWR: maxRecv, MaxSGE: 1, LimitEvent: func() { x.low.Add(1) }})
+		require.NoError(x, err)
+		attr.SRQ, attr.MaxRecvWR, attr.MaxRecvSGE = x.srq, 0, 0
+	}
 	x.qp, err = x.id.CreateQP(x.pd, attr)
 	require.NoError(x, err)
 	x.post(x.row.Recv)
+	if x.row.Limit > 0 {
+		require.NoError(x, x.srq.ArmLimit(x.row.Limit))
+	}
 	if x.row.UD {
 		x.link.remote = x.qp.Num()
 		return
@@ -278,8 +320,24 @@ func (x *trial) open() {
 
 func (x *trial) close() {
 	require.NoError(x, x.qp.Close())
+	if x.srq != nil {
+		require.NoError(x, x.srq.Close())
+	}
 	require.NoError(x, x.cq.Close())
 	require.NoError(x, x.id.Close())
+}
+
+// toldLow checks what the shared receive queue has told.
+func (x *trial) toldLow() {
+	want := int32(0)
+	if x.want.Low {
+		want = 1
+		assert.Eventually(x, func() bool { return x.low.Load() > 0 }, x.Patience, time.Millisecond, "it has fewer than %d", x.row.Limit)
+	}
+	if x.srq != nil {
+		time.Sleep(x.Quiet)
+	}
+	assert.Equal(x, want, x.low.Load(), "times that the shared receive queue told")
 }
 
 func (x *trial) post(sizes []int) {
@@ -291,7 +349,11 @@ func (x *trial) post(sizes []int) {
 		if size > 0 {
 			wr.SGL = []verbs.SGE{{Addr: x.recv.Addr() + uint64(i*recvRoom), Length: uint32(size), LKey: x.recv.LKey()}}
 		}
-		n, err := x.qp.PostRecv([]verbs.RecvWR{wr})
+		post := x.qp.PostRecv
+		if x.srq != nil {
+			post = x.srq.PostRecv
+		}
+		n, err := post([]verbs.RecvWR{wr})
 		require.NoError(x, err)
 		require.Equal(x, 1, n)
 	}

@@ -15,6 +15,8 @@ type Row struct {
 	Depth uint8 // READs and atomics that the peer may have outstanding
 	Timer uint8 // code of the RNR NAK timer; 0: anyTimer
 	Recv  []int // sizes of the receives that are posted
+	SRQ   bool  // to a shared receive queue
+	Limit int   // which is to tell when it has fewer
 
 	Steps []Step
 	Want  Outcome
@@ -36,6 +38,7 @@ const anyTimer = 12
 // Step is what the peer does before it waits for the answers.
 type Step struct {
 	Recv     []int // posted first
+	Close    bool  // Revocable is closed first
 	Send     []Packet
 	Together bool // the packets, of one length, arrive at once
 }
@@ -66,18 +69,19 @@ type Region int
 
 // The regions. All but Large are of RegionSize bytes, with other memory before and behind.
 const (
-	None      Region = iota
-	Main             // any access
-	Odd              // any access; 4 bytes off the alignment of atomics
-	Large            // any access; of LargeSize bytes
-	ReadOnly         // remote reads, and nothing else
-	WriteOnly        // remote writes, no reads
-	NoAtomic         // remote reads and writes
-	Local            // local writes
-	Foreign          // any access, of another protection domain
-	Closed           // was a region
-	Flushable        // any access, and FLUSH for global visibility
-	Revocable        // any access, and SEND with Invalidate; made anew for a row that names it
+	None       Region = iota
+	Main              // any access
+	Odd               // any access; 4 bytes off the alignment of atomics
+	Large             // any access; of LargeSize bytes
+	ReadOnly          // remote reads, and nothing else
+	WriteOnly         // remote writes, no reads
+	NoAtomic          // remote reads and writes
+	Local             // local writes
+	Foreign           // any access, of another protection domain
+	Closed            // was a region
+	Flushable         // any access, and FLUSH for global visibility
+	Revocable         // any access, and SEND with Invalidate; made anew for a row that names it
+	Persistent        // any access, and FLUSH for both; see unpersistent
 	regions
 )
 
@@ -87,6 +91,9 @@ const (
 	LargeSize  = 128 << 10
 	recvRoom   = 2048
 	maxRecv    = 8
+
+	// unpersistent is where ranges of Persistent begin that cannot be made persistent.
+	unpersistent = 1000
 )
 
 // Outcome is what becomes of a row.
@@ -95,6 +102,8 @@ type Outcome struct {
 	WCs     []WC       // of receives, in order
 	Mem     []Mem      // all that has changed
 	Header  bool       // of a datagram has been written to receive 0, which failed
+	Low     bool       // the shared receive queue has told, once, that it has fewer than Limit
+	Synced  []Span     // ranges of Persistent that were made persistent, or should have been, in order
 
 	// Dead: the queue pair is in the error state. If not, it expects the PSN Next: it takes such a request, which is answered by
 	// an ACK and the MSN that follows on MSN. In the middle of a message, if Open is set, it refuses it, and dies then.
@@ -133,6 +142,9 @@ type Mem struct {
 	Off    int
 	Data   []byte
 }
+
+// Span is a range of a region.
+type Span struct{ Off, Len int }
 
 // Deviation is another outcome than the specification's, and why.
 type Deviation struct {

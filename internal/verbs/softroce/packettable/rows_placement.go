@@ -14,7 +14,7 @@ func unknown(r Row, o Outcome) Row {
 }
 
 // placementRows are FLUSH and ATOMIC WRITE (IBTA annex A19), which are answered by an RDMA READ Response Only without data.
-func placementRows() []Row { return append(atomicWriteRows(), flushRows()...) }
+func placementRows() []Row { return cat(atomicWriteRows(), flushRows(), persistenceRows()) }
 
 func atomicWrite(psn int, at Target, n int) Packet {
 	return request(wire.RCAtomicWrite, psn, Payload(psn, n)).to(at, uint32(n)).Ask()
@@ -111,6 +111,16 @@ func flushRows() []Row {
 	}
 	taken("global visibility of a range", flush(0, good, RegionSize, wire.PlacementGlobal, wire.FlushRange))
 	taken("global visibility of a region", flush(0, good, 0, wire.PlacementGlobal, wire.FlushMR))
+	taken("reserved bits", flush(0, good, 8, wire.PlacementGlobal, wire.FlushRange).edit(func(b []byte) []byte {
+		b[12], b[13], b[14], b[15] = 0xff, 0xff, 0xff, b[15]|0xc0
+		return b
+	}))
+	taken("without AckReq", func() Packet {
+		p := flush(0, good, 8, wire.PlacementGlobal, wire.FlushRange)
+		p.AckReq = false
+		return p
+	}())
+	taken("no bytes, whatever the address", flush(0, Target{Region: Flushable, VA: 8}, 0, wire.PlacementGlobal, wire.FlushMR))
 	taken("a region, whatever the range", flush(0, Target{Region: Flushable, VA: 8}, math.MaxUint32, wire.PlacementGlobal, wire.FlushMR))
 	rows = append(rows, unknown(Row{
 		Name: "FLUSH of what was written before", Depth: 1,
@@ -133,6 +143,7 @@ func flushRows() []Row {
 	refuse("no placement", inv, 1, flush(0, good, 8, 0, wire.FlushRange))
 	refuse("placement that is reserved", inv, 1, flush(0, good, 8, wire.PlacementGlobal|4, wire.FlushRange))
 	refuse("level that is reserved", inv, 1, flush(0, good, 8, wire.PlacementGlobal, 2))
+	refuse("another level that is reserved", inv, 1, flush(0, good, 8, wire.PlacementGlobal, 3))
 	refuse("more than a message has", inv, 1, flush(0, good, 1<<31+1, wire.PlacementGlobal, wire.FlushRange))
 	refuse("persistence of memory that has none", acc, 1, flush(0, good, 8, wire.PlacementPersistent, wire.FlushRange))
 	refuse("both", acc, 1, flush(0, good, 8, wire.PlacementGlobal|wire.PlacementPersistent, wire.FlushRange))
@@ -142,5 +153,66 @@ func flushRows() []Row {
 			refuse("a region, "+b.name, acc, 1, flush(0, b.at, 0, wire.PlacementGlobal, wire.FlushMR))
 		}
 	}
+	return rows
+}
+
+// persistenceRows are FLUSHes for persistence, and what is no FLUSH or ATOMIC WRITE.
+func persistenceRows() []Row {
+	region := Target{Region: Persistent}
+	at := func(off int64) Target { return Target{Region: Persistent, Off: off} }
+	const both = wire.PlacementGlobal | wire.PlacementPersistent
+	var rows []Row
+	synced := func(name string, p Packet, spans ...Span) {
+		o := fine(1, 1, done(0, 1)...)
+		o.Synced = spans
+		rows = append(rows, unknown(Row{Name: "FLUSH, " + name, Depth: 1, Steps: []Step{{Send: []Packet{p}}}, Want: o}, fine(0, 0)))
+	}
+	synced("persistence of a range", flush(0, at(8), 16, wire.PlacementPersistent, wire.FlushRange), Span{8, 16})
+	synced("persistence of the last byte", flush(0, at(RegionSize-1), 1, wire.PlacementPersistent, wire.FlushRange), Span{RegionSize - 1, 1})
+	synced("persistence of a region", flush(0, at(8), 16, wire.PlacementPersistent, wire.FlushMR), Span{0, RegionSize})
+	synced("visibility and persistence", flush(0, region, 3, both, wire.FlushRange), Span{0, 3})
+	synced("only visibility where there is persistence", flush(0, region, 3, wire.PlacementGlobal, wire.FlushRange))
+	synced("persistence of no bytes", flush(0, region, 0, wire.PlacementPersistent, wire.FlushRange))
+	rows = append(rows, unknown(Row{
+		Name: "FLUSH, persistence of what was written, and again", Depth: 1,
+		Steps: []Step{
+			{Send: []Packet{write(wire.RCWriteOnly, 0, 4, 4).to(region, 4).Ask()}},
+			{Send: []Packet{flush(1, region, 4, wire.PlacementPersistent, wire.FlushRange)}},
+			{Send: []Packet{flush(1, region, 4, wire.PlacementPersistent, wire.FlushRange)}},
+			{Send: []Packet{read(2, region, 4)}},
+		},
+		Want: Outcome{
+			Answers: steps(one(ack(0, 1)), done(1, 2), done(1, 2), reply(2, 3, Payload(0, 4))), Next: 3, MSN: 3,
+			Mem: []Mem{{Region: Persistent, Data: Payload(0, 4)}}, Synced: []Span{{0, 4}},
+		},
+	}, Outcome{
+		Answers: steps(one(ack(0, 1)), nil, nil, one(nak(seq, 1, 1))), Next: 1, MSN: 1, Mem: []Mem{{Region: Persistent, Data: Payload(0, 4)}},
+	}))
+	failed := refused(remOp, 0, 1, flushed(0)) // it counts when it begins, as a READ does
+	failed.Synced = []Span{{unpersistent, 8}}
+	rows = append(rows, unknown(Row{
+		Name: "FLUSH, persistence that fails", Depth: 1, Recv: []int{8},
+		Steps: []Step{{Send: []Packet{flush(0, at(unpersistent), 8, wire.PlacementPersistent, wire.FlushRange)}}},
+		Want:  failed,
+	}, fine(0, 0)))
+	for _, b := range []badTarget{
+		{"ends behind the region", at(RegionSize - 8)}, {"begins before it", at(-8)}, {"wraps around", Target{Region: Persistent, VA: math.MaxUint64 &^ 7}},
+		{"another key", Target{Region: Persistent, KeyXor: 1}},
+	} {
+		rows = append(rows, unknown(Row{
+			Name: "FLUSH, persistence, " + b.name, Depth: 1, Recv: []int{8},
+			Steps: []Step{{Send: []Packet{flush(0, b.at, 16, both, wire.FlushRange)}}},
+			Want:  refused(acc, 0, 0, flushed(0)),
+		}, fine(0, 0)))
+	}
+	dropped := func(name string, p Packet) {
+		rows = append(rows, Row{Name: name, Depth: 1, Recv: []int{8}, Steps: []Step{{Send: []Packet{p}}}, Want: fine(0, 0)})
+	}
+	good := flush(0, Target{Region: Flushable}, 8, wire.PlacementGlobal, wire.FlushRange)
+	dropped("FLUSH, half a FETH", good.edit(func(b []byte) []byte { return b[:14] }))
+	dropped("FLUSH, no RETH", good.edit(func(b []byte) []byte { return b[:16] }))
+	dropped("FLUSH, half a RETH", good.edit(func(b []byte) []byte { return b[:24] }))
+	dropped("FLUSH with payload", good.edit(func(b []byte) []byte { return append(b, 1, 2, 3, 4) }))
+	dropped("ATOMIC WRITE, half a RETH", atomicWrite(0, Target{Region: Main}, 8).edit(func(b []byte) []byte { return b[:20] }))
 	return rows
 }
