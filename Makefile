@@ -12,11 +12,11 @@ RUN      =
 MODULES  = $(shell cat tools/modules)
 CMD      = -v -rxe -- ibv_devinfo
 
-.PHONY: help demo test test-vm vm lint bench bench-vm bench-all fuzz format vet rules race nocgo 386 cross
+.PHONY: help demo test test-vm vm lint bench bench-vm bench-all fuzz format vet rules race nocgo 386 foreign cross
 
 help:
 	@echo 'make demo    HTTP over RDMA between two processes; DEMO="-size 64" passes flags'
-	@echo 'make test    all checks and tests: format vet rules cross race nocgo 386 fuzz test-vm, each a target too'
+	@echo 'make test    all checks and tests: format vet rules cross race nocgo 386 foreign fuzz test-vm, each a target too'
 	@echo 'make test-vm tests in a Linux guest with Soft-RoCE, see test/vm/README.md; RUN=TestName picks by regexp'
 	@echo 'make vm      runs a program in such a guest; CMD="-rxe -- ibv_devinfo"'
 	@echo 'make lint    golangci-lint as .golangci.yml says; the first run builds it'
@@ -28,7 +28,7 @@ help:
 demo:
 	$(GO) run ./examples/http-over-rdma $(DEMO)
 
-test: format vet rules cross race nocgo 386 fuzz test-vm
+test: format vet rules cross race nocgo 386 foreign fuzz test-vm
 	@echo '== make test: all passed'
 
 # A guest has two processors, so as many packages run at a time as there are pairs of them.
@@ -79,6 +79,9 @@ nocgo:
 
 386:
 	@GO='$(GO)' TESTTIME='$(TESTTIME)' sh tools/386.sh
+
+foreign:
+	@GO='$(GO)' TESTTIME='$(TESTTIME)' sh tools/foreign.sh
 
 cross:
 	@GO='$(GO)' sh tools/cross.sh
