@@ -20,7 +20,7 @@ help:
 	@echo 'make test-vm tests in a Linux guest with Soft-RoCE, see test/vm/README.md; RUN=TestName picks by regexp'
 	@echo 'make vm      runs a program in such a guest; CMD="-rxe -- ibv_devinfo"'
 	@echo 'make lint    golangci-lint as .golangci.yml says; the first run builds it'
-	@echo 'make bench   rdmanet beside TCP and QUIC in one run, 3 minutes; tables and plots into bench/results; BENCH="-run grid" passes flags'
+	@echo 'make bench   rdmanet beside TCP, Unix sockets, QUIC and UCX in one run, 4 minutes; tables and plots into bench/results; BENCH="-run grid" passes flags'
 	@echo 'make bench-vm  rdmanet beside rsockets and raw verbs on Soft-RoCE in a guest; likewise'
 	@echo 'make bench-all  both, whole: HTTP over a grid and 10,000 connections too; on a machine that does nothing else'
 	@echo 'make fuzz    each fuzz target for FUZZTIME ($(FUZZTIME)); FUZZ=FuzzName picks by regexp'
@@ -51,7 +51,7 @@ bench-vm:
 	cd bench && $(GO) run ./vm $(BENCH)
 
 bench-all:
-	cd bench && $(GO) run . -run .
+	cd bench && $(GO) run . -run . -rounds 5 -sample 150ms
 	cd bench && $(GO) run ./vm
 
 fuzz:

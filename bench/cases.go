@@ -38,8 +38,10 @@ type client interface {
 const sampleLimit = 30 * time.Second
 
 var (
-	allSides  = []string{sideTCP, sideRDMA, sideSpin, sideParked, sideQUIC}
-	oneOfEach = []string{sideTCP, sideRDMA, sideQUIC}
+	allSides = []string{
+		sideTCP, sideUnix, sideRDMA, sideSpin, sideParked, sideShm, sideShmSpin, sideShmParked, sideQUIC, sideUCX,
+	}
+	streamSides = []string{sideTCP, sideUnix, sideRDMA, sideShm, sideShmSpin, sideQUIC, sideUCX}
 )
 
 var cases = []benchCase{
@@ -73,7 +75,7 @@ func roundTrip() benchCase {
 func stream(name string, size int) benchCase {
 	return benchCase{
 		name: "stream, " + name + " writes", label: name, unit: "MiB/s", value: mibPerSecond(size), faster: moreIsFaster, bytes: size,
-		sides: oneOfEach, service: "sink",
+		sides: streamSides, service: "sink",
 		dial: func(ctx context.Context, dial dialFunc) (client, error) {
 			c, err := dial(ctx)
 			return &streamer{conn: c, buf: make([]byte, size)}, err

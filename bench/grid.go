@@ -33,7 +33,7 @@ func cells() (all []cell) {
 }
 
 // gridSides are measured in each cell.
-var gridSides = []string{sideTCP, sideRDMA}
+var gridSides = []string{sideTCP, sideUnix, sideRDMA, sideShm}
 
 type gridRow struct {
 	cell  cell
@@ -269,7 +269,7 @@ const (
 // gridRead is how much of a body is read at once.
 const gridRead = 16 << 10
 
-// collapsed tells whether RDMA has come to a halt beside the first side.
+// collapsed tells whether a side has come to a halt beside the first side.
 func (x *gridRow) collapsed(i int) bool { return x.speed(i) < collapse }
 
 // collapse is the share of TCP's requests below which a cell is looked into.

@@ -32,7 +32,7 @@ func (r *idleRow) each(end int, of func(*usage) int64) float64 {
 }
 
 // idleSides are those that are measured.
-var idleSides = []string{sideTCP, sideQuiet, sideRDMA}
+var idleSides = []string{sideTCP, sideQuiet, sideRDMA, sideShmQuiet, sideShm}
 
 func idleName(side string) string { return "idle, " + side }
 

@@ -59,11 +59,12 @@ func TestPicking(t *testing.T) {
 		return strings.Join(all, "; ")
 	}
 	o := testOptions(".")
+	oneOfEach := []string{sideTCP, sideRDMA, sideQUIC}
 	if got := names(o.picked(oneOfEach)); got != "TCP; RDMA; QUIC" {
 		t.Error(got)
 	}
 	o.sides = regexp.MustCompile("TCP|spin")
-	if got := names(o.picked(oneOfEach)); got != "TCP; RDMA, spinning" {
+	if got := names(o.picked(oneOfEach)); got != "TCP; RDMA, spinning; shared memory, spinning" {
 		t.Error(got)
 	}
 	o.sides = regexp.MustCompile("pigeon")
@@ -123,6 +124,7 @@ func checkReport(t *testing.T, r *results, lines int) {
 
 // TestCases runs every case in both arrangements, too briefly to mean anything.
 func TestCases(t *testing.T) {
+	t.Setenv("PATH", "") // no UCX, which does not get on with what else runs here
 	r := &results{machine: describeMachine(), o: testOptions(".")}
 	lines := 1 // the heading
 	for _, processes := range []int{2, 1} {
@@ -132,6 +134,9 @@ func TestCases(t *testing.T) {
 		for i := range cases {
 			if c := &cases[i]; !c.busy || processes == 2 {
 				lines += len(c.sides)
+				if slices.Contains(c.sides, sideUCX) {
+					lines--
+				}
 			}
 		}
 	}
@@ -143,6 +148,24 @@ func TestCases(t *testing.T) {
 		}
 	}
 	checkReport(t, r, lines)
+}
+
+func TestUCXOutput(t *testing.T) {
+	const out = `+--------------+--------------+------------------------------+---------------------+-----------------------+
+|              |              |       overhead (usec)        |   bandwidth (MB/s)  |  message rate (msg/s) |
++--------------+--------------+----------+---------+---------+----------+----------+-----------+-----------+
+|     Test     | # iterations | 50.0%ile | average | overall |  average |  overall |  average  |  overall  |
++--------------+--------------+----------+---------+---------+----------+----------+-----------+-----------+
+                      100000      0.606    75.875    91.097        0.80       0.67       13179       10977
+`
+	if d, err := ucxOverall([]byte(out)); err != nil || d != 91097*time.Nanosecond {
+		t.Error(d, err)
+	}
+	for _, bad := range []string{"", out + "Segmentation fault", out + "1 2 3 -4 5 6 7 8"} {
+		if _, err := ucxOverall([]byte(bad)); err == nil {
+			t.Errorf("taken: %q", lastLine([]byte(bad)))
+		}
+	}
 }
 
 // TestGrid runs cells of HTTP/1.1 and of HTTP/2.

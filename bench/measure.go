@@ -40,6 +40,7 @@ type sideFigures struct {
 	figures []float64 // in the case's unit
 	cpu     []float64 // seconds of all processes, per operation
 	allocs  float64   // per operation, of this process
+	failed  bool      // it is left out
 }
 
 func (r *results) measure(ctx context.Context) error {
@@ -100,7 +101,9 @@ func (o *options) picked(own []string) ([]side, error) {
 	if o.sides == nil {
 		return sidesNamed(o.device, own)
 	}
-	some := slices.DeleteFunc(sides(o.device), func(s side) bool { return !o.sides.MatchString(s.name) })
+	some := slices.DeleteFunc(sides(o.device), func(s side) bool {
+		return !o.sides.MatchString(s.name) || s.name == sideUCX && !slices.Contains(own, sideUCX)
+	})
 	if len(some) == 0 {
 		return nil, fmt.Errorf("no side matches -sides %s", o.sides)
 	}
@@ -120,10 +123,17 @@ func (r *results) measureCase(ctx context.Context, x *row, p *peer) error {
 	if err != nil {
 		return err
 	}
+	if !x.c.forUCX() || x.processes != 2 || !ucxThere() {
+		ss = slices.DeleteFunc(ss, func(s side) bool { return s.name == sideUCX })
+	}
 	clients, ops := make([]client, len(ss)), make([]int, len(ss))
 	x.sides = make([]sideFigures, len(ss))
 	for i := range ss {
 		x.sides[i].side = ss[i].name
+		if ss[i].name == sideUCX {
+			clients[i] = x.c.ucxTest(ctx)
+			continue
+		}
 		addr, err := p.offer(x.c.service, ss[i].name)
 		if err != nil {
 			return err
@@ -144,6 +154,20 @@ func (r *results) measureCase(ctx context.Context, x *row, p *peer) error {
 				return err
 			}
 			s := &x.sides[i]
+			if m, ok := clients[i].(selfTimed); ok {
+				if s.failed {
+					continue
+				}
+				perOp, cpu, err := m.measure(r.o.sample)
+				if err != nil {
+					progress("%s is left out: %v", s.side, err)
+					s.failed = true
+					continue
+				}
+				s.figures = append(s.figures, x.c.value(perOp))
+				s.cpu = append(s.cpu, cpu.Seconds())
+				continue
+			}
 			took, cpu, allocs, err := timed(clients[i], ops[i], p)
 			if err != nil {
 				return fmt.Errorf("%s: %w", s.side, err)
@@ -154,6 +178,7 @@ func (r *results) measureCase(ctx context.Context, x *row, p *peer) error {
 			s.allocs += float64(allocs) / n / float64(r.o.rounds)
 		}
 	}
+	x.sides = slices.DeleteFunc(x.sides, func(f sideFigures) bool { return f.failed })
 	return nil
 }
 

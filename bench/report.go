@@ -55,16 +55,22 @@ func (r *results) write(dir string) (string, error) {
 func (r *results) report() string {
 	var b strings.Builder
 	m := r.machine
-	fmt.Fprintf(&b, "# rdmanet (%s) beside TCP and QUIC, %s\n\n", r.o.device, m.date.Format("2006-01-02 15:04 MST"))
+	fmt.Fprintf(&b, "# rdmanet (%s) beside TCP, Unix sockets and QUIC, %s\n\n", r.o.device, m.date.Format("2006-01-02 15:04 MST"))
 	fmt.Fprintf(&b, "%s, %d cores, GOMAXPROCS %d, %s, %s %s/%s, MTU of lo %s, load before %s, after %s; tree %s; %.0f s.\n", m.cpu, runtime.NumCPU(),
 		runtime.GOMAXPROCS(0), m.kernel, runtime.Version(), runtime.GOOS, runtime.GOARCH, m.mtu, m.load, figures.Load(), m.tree, r.took.Seconds())
 	fmt.Fprintf(&b, "%s.\n\n", m.sysctls)
-	fmt.Fprintf(&b, "%d rounds in one run, all sides in turns, a sample about %v, all over 127.0.0.1: median (least to most).\n", r.o.rounds, r.o.sample)
+	fmt.Fprintf(&b, "%d rounds in one run, all sides in turns, a sample about %v, all on one host: median (least to most).\n", r.o.rounds, r.o.sample)
 	fmt.Fprintln(&b, "Speed: the median over rounds of how many times as fast a side is as the first one, TCP by itself; below 1 it is slower. CPU: processor time of all processes, user and system.")
 	if r.path != "" {
 		fmt.Fprintf(&b, "RDMA was carried by %s. RDMA waits as it seems good by itself, or spins for %v at least before it parks, or parks at once.\n", r.path, spinTime)
 	}
-	if r.quic() {
+	if r.has(sideQUIC) {
+		fmt.Fprintln(&b, "Shared memory is rdmanet too, with Device \"shm\".")
+		if r.has(sideUCX) {
+			fmt.Fprintln(&b, "UCX is ucx_perftest (tag_lat, stream_bw) over shared memory, in C, on message buffers and not on a byte stream with a copy for each end; it always spins, each process bound to a processor of its own.")
+		} else {
+			fmt.Fprintln(&b, "UCX is left out: there is no ucx_perftest, which is in Debian's ucx-utils.")
+		}
 		fmt.Fprintln(&b, "QUIC is quic-go, a stream on a connection of its own; it encrypts (TLS 1.3), which it cannot be without. TCP and RDMA do not.")
 	}
 	if len(r.rows) > 0 {
@@ -82,9 +88,9 @@ func (r *results) report() string {
 	return b.String()
 }
 
-func (r *results) quic() bool {
+func (r *results) has(side string) bool {
 	return slices.ContainsFunc(r.rows, func(x row) bool {
-		return slices.ContainsFunc(x.sides, func(f sideFigures) bool { return f.side == sideQUIC })
+		return slices.ContainsFunc(x.sides, func(f sideFigures) bool { return f.side == side })
 	})
 }
 

@@ -26,6 +26,13 @@ const (
 	sideParked = "RDMA, parked"
 	sideQUIC   = "QUIC"
 	sideQuiet  = "RDMA, no keep-alive"
+
+	sideUnix      = "Unix socket"
+	sideShm       = "shared memory"
+	sideShmSpin   = "shared memory, spinning"
+	sideShmParked = "shared memory, parked"
+	sideShmQuiet  = "shared memory, no keep-alive"
+	sideUCX       = "UCX"
 )
 
 // spinTime is RDMA's BusyPoll where it spins: the longest it spins by itself where that pays.
@@ -47,7 +54,13 @@ func sides(device string) []side {
 		rdmaSide(sideSpin, rdmanet.Dialer{Device: device, BusyPoll: spinTime}),
 		rdmaSide(sideParked, rdmanet.Dialer{Device: device, BusyPoll: -1}),
 		rdmaSide(sideQuiet, rdmanet.Dialer{Device: device, KeepAlive: -1}),
+		{name: sideUnix, listen: listenUnix, dial: dialUnix},
+		rdmaSide(sideShm, rdmanet.Dialer{Device: "shm"}),
+		rdmaSide(sideShmSpin, rdmanet.Dialer{Device: "shm", BusyPoll: spinTime}),
+		rdmaSide(sideShmParked, rdmanet.Dialer{Device: "shm", BusyPoll: -1}),
+		rdmaSide(sideShmQuiet, rdmanet.Dialer{Device: "shm", KeepAlive: -1}),
 		{name: sideQUIC, listen: listenQUIC, dial: dialQUIC},
+		{name: sideUCX}, // it has a program of its own
 	}
 }
 
@@ -59,6 +72,15 @@ func rdmaSide(name string, d rdmanet.Dialer) side {
 		listen: func(ctx context.Context) (net.Listener, error) { return lc.Listen(ctx, "rdma", loopback) },
 		dial:   func(ctx context.Context, addr string) (net.Conn, error) { return d.DialContext(ctx, "rdma", addr) },
 	}
+}
+
+// listenUnix listens under a name that the kernel chooses (unix(7), autobind).
+func listenUnix(ctx context.Context) (net.Listener, error) {
+	return new(net.ListenConfig).Listen(ctx, "unix", "")
+}
+
+func dialUnix(ctx context.Context, addr string) (net.Conn, error) {
+	return new(net.Dialer).DialContext(ctx, "unix", addr)
 }
 
 // sidesNamed picks sides, in the order of names.
