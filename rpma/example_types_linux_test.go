@@ -22,57 +22,63 @@ type ends struct {
 }
 
 // connect makes them. The other end has receives posted, with the IDs 100 and 101.
-func connect(config *rpma.ConnConfig) (e *ends, err error) {
+func connect(config *rpma.ConnConfig) (*ends, error) {
+	e := &ends{}
+	if err := e.connect(config); err != nil {
+		e.close()
+		return nil, err
+	}
+	return e, nil
+}
+
+func (e *ends) connect(config *rpma.ConnConfig) error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	device, err := rpma.LookupLocal("127.0.0.1")
 	if err != nil {
-		return nil, err
+		return err
 	}
-	e = &ends{}
-	defer func() {
-		if err != nil {
-			e.close()
-		}
-	}()
 	if e.peer, err = rpma.NewPeer(device); err != nil {
-		return nil, err
+		return err
 	}
 	if e.mr, err = e.peer.Alloc(4096, rpma.WriteSrc|rpma.ReadDst|rpma.SendBuf|rpma.RecvBuf); err != nil {
-		return nil, err
+		return err
 	}
 	if e.lent, err = e.peer.Alloc(4096, rpma.WriteDst|rpma.ReadSrc|rpma.FlushVisibility|rpma.SendBuf|rpma.RecvBuf); err != nil {
-		return nil, err
+		return err
 	}
 	descriptor, err := e.lent.MarshalBinary()
 	if err != nil {
-		return nil, err
+		return err
 	}
 	endpoint, err := e.peer.Listen("127.0.0.1:0")
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer endpoint.Close()
 	accepted := make(chan error, 1)
-	go func() {
-		request, err := endpoint.Accept(ctx, nil)
-		for id := uint64(100); err == nil && id < 102; id++ {
-			err = request.PostRecv(e.lent.Slice(int(id-100)*1024, 1024), id)
-		}
-		if err == nil {
-			e.other, err = request.Connect(ctx, descriptor)
-		}
-		accepted <- err
-	}()
+	go func() { accepted <- e.accept(ctx, endpoint, descriptor) }()
 	e.this, err = e.peer.Dial(ctx, endpoint.Addr().String(), config)
-	if e := <-accepted; err == nil {
-		err = e
-	}
-	if err != nil {
-		return nil, err
+	if err := errors.Join(err, <-accepted); err != nil {
+		return err
 	}
 	e.remote, err = rpma.ParseRemoteMR(e.this.PrivateData())
-	return e, err
+	return err
+}
+
+// accept is the other end's part.
+func (e *ends) accept(ctx context.Context, endpoint *rpma.Endpoint, descriptor []byte) error {
+	request, err := endpoint.Accept(ctx, nil)
+	if err != nil {
+		return err
+	}
+	for id := range 2 {
+		if err := request.PostRecv(e.lent.Slice(id*1024, 1024), uint64(100+id)); err != nil {
+			return err
+		}
+	}
+	e.other, err = request.Connect(ctx, descriptor)
+	return err
 }
 
 // close closes what there is.
