@@ -444,3 +444,20 @@ func ExampleEvent() {
 	// established
 	// closed
 }
+
+// Many receives, posted in one batch.
+func ExampleRecv() {
+	e, err := connect(nil)
+	if err != nil {
+		log.Print(err)
+		return
+	}
+	defer e.close()
+	var receives []rpma.Recv
+	for i := range 8 {
+		receives = append(receives, rpma.Recv{Dst: e.mr.Slice(i*64, 64), ID: uint64(i)})
+	}
+	n, err := e.this.PostRecvs(receives...)
+	fmt.Println(n, err)
+	// Output: 8 <nil>
+}
