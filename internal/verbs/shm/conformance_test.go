@@ -44,7 +44,7 @@ func TestConformance(t *testing.T) {
 			verbstest.TestProvider(t, verbstest.Config{
 				Active: c.active, Passive: c.passive,
 				Listen: netip.MustParseAddr(c.listen), Dial: netip.MustParseAddr(c.dial),
-				NoDatagrams: true, OpenDevices: c.open, EarlyRefusal: true,
+				NoDatagrams: true, OpenDevices: c.open, EarlyRefusal: true, NoMappedReceives: true,
 				PersistentMemory: func(t testing.TB, size int) []byte { return mapFile(t, size) },
 			})
 		})

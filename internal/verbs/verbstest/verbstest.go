@@ -94,6 +94,9 @@ type Config struct {
 	// PersistentMemory maps memory, of whole pages, that the device can make persistent. nil: there is none.
 	PersistentMemory func(t testing.TB, size int) []byte
 
+	// NoMappedReceives is for a provider that receives into arenas only, and refuses a mapping of the caller's own.
+	NoMappedReceives bool
+
 	// Allocates is for a provider on a simulated network that allocates for packets, so that the
 	// provider cannot be held to allocating for none.
 	Allocates bool
@@ -130,6 +133,7 @@ func TestProvider(t *testing.T, cfg Config) {
 		{"Invalidate", invalidateTests},
 		{"Flush", flushTests},
 		{"AtomicWrite", atomicWriteTests},
+		{"Mapping", mappingTests},
 		{"CM", cmTests},
 		{"Lifetime", lifetimeTests},
 		{"Many", manyTests},
