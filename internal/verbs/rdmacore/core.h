@@ -29,13 +29,15 @@ enum {
 };
 
 /* Values of package verbs. */
-enum { CORE_LOCAL_WRITE = 1, CORE_REMOTE_WRITE = 2, CORE_REMOTE_READ = 4, CORE_REMOTE_ATOMIC = 8 };
+enum { CORE_LOCAL_WRITE = 1, CORE_REMOTE_WRITE = 2, CORE_REMOTE_READ = 4, CORE_REMOTE_ATOMIC = 8, CORE_FLUSH_GLOBAL = 16, CORE_FLUSH_PERSISTENT = 32 };
 enum {
 	CORE_SEND = 1, CORE_SEND_IMM, CORE_SEND_INV, CORE_WRITE, CORE_WRITE_IMM, CORE_READ, CORE_CMP_SWAP, CORE_FETCH_ADD,
+	CORE_FLUSH, CORE_ATOMIC_WRITE,
 };
 enum { CORE_SIGNALED = 1, CORE_SOLICITED = 2, CORE_FENCE = 4 };
 enum {
-	CORE_WC_SEND = 1, CORE_WC_WRITE, CORE_WC_READ, CORE_WC_CMP_SWAP, CORE_WC_FETCH_ADD, CORE_WC_RECV = 8, CORE_WC_RECV_IMM,
+	CORE_WC_SEND = 1, CORE_WC_WRITE, CORE_WC_READ, CORE_WC_CMP_SWAP, CORE_WC_FETCH_ADD, CORE_WC_FLUSH, CORE_WC_ATOMIC_WRITE,
+	CORE_WC_RECV, CORE_WC_RECV_IMM,
 };
 enum { CORE_WC_WITH_IMM = 1, CORE_WC_WITH_INV = 2, CORE_WC_GRH = 4 };
 
@@ -85,6 +87,7 @@ typedef struct {
 	int32_t max_rd_atom, max_init_rd_atom;
 	int32_t atomics; /* READ-modify-WRITE is atomic at least among this device's */
 	int32_t odp; /* on-demand paging: for all that a reliable connection writes and reads */
+	int32_t native; /* FLUSH, of both placement types, and ATOMIC WRITE */
 	int32_t ports;
 	int32_t vectors;
 } rdmacore_attr;
@@ -177,6 +180,7 @@ typedef struct {
 	uint64_t token;
 	int32_t ud;
 	int32_t block_loopback;
+	int32_t native; /* for FLUSH and ATOMIC WRITE too */
 	int32_t send_wr, recv_wr, send_sge, recv_sge, inline_len; /* and what came of it */
 	uint32_t qpn;
 	int32_t err;
@@ -194,7 +198,9 @@ typedef struct {
 	uint32_t rkey;
 	uint32_t imm; /* host order; or the key to invalidate */
 	uint32_t remote_qpn, remote_qkey;
-	uint32_t inline_len;
+	uint32_t inline_len; /* of an ATOMIC WRITE: 8, its value */
+	uint32_t flush_length;
+	uint8_t flush_type, flush_level; /* 1 global visibility, 2 persistence; 0 range, 1 region */
 	uint8_t op, flags; /* verbs.Opcode, verbs.SendFlags */
 	uint8_t inlined;
 	uint8_t nsge;

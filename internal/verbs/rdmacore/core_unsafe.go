@@ -177,7 +177,7 @@ func coreVacate(ctx *coreCtx) error { return errnoOf(C.rdmacore_vacate(ctx)) }
 type attrs struct {
 	maxQP, maxCQE, maxQPWR, maxSGE, maxSRQWR, maxSRQSGE int
 	maxRDAtomic, maxInitRDAtomic                        int
-	atomics, odp                                        bool
+	atomics, odp, native                                bool
 	ports, vectors                                      int
 }
 
@@ -190,7 +190,7 @@ func coreQuery(ctx *coreCtx) (attrs, error) {
 		maxQP: int(a.max_qp), maxCQE: int(a.max_cqe), maxQPWR: int(a.max_qp_wr), maxSGE: int(a.max_sge),
 		maxSRQWR: int(a.max_srq_wr), maxSRQSGE: int(a.max_srq_sge),
 		maxRDAtomic: int(a.max_rd_atom), maxInitRDAtomic: int(a.max_init_rd_atom),
-		atomics: a.atomics != 0, odp: a.odp != 0, ports: int(a.ports), vectors: int(a.vectors),
+		atomics: a.atomics != 0, odp: a.odp != 0, native: a.native != 0, ports: int(a.ports), vectors: int(a.vectors),
 	}, nil
 }
 
@@ -308,7 +308,7 @@ type qpInit struct {
 	sendCQ, recvCQ                                *coreCQ
 	srq                                           *coreSRQ
 	token                                         uint64
-	ud, blockLoopback                             bool
+	ud, blockLoopback, native                     bool
 	sendWR, recvWR, sendSGE, recvSGE, inlineBytes int
 	num                                           uint32
 }
@@ -319,6 +319,7 @@ func coreCreateQP(pd *corePD, q *qpInit) (*coreQP, error) {
 	defer C.free(unsafe.Pointer(in))
 	in.send_cq, in.recv_cq, in.srq, in.token = q.sendCQ, q.recvCQ, q.srq, C.uint64_t(q.token)
 	in.ud, in.block_loopback = cBool(q.ud), cBool(q.blockLoopback)
+	in.native = cBool(q.native)
 	in.send_wr, in.recv_wr = C.int32_t(q.sendWR), C.int32_t(q.recvWR)
 	in.send_sge, in.recv_sge, in.inline_len = C.int32_t(q.sendSGE), C.int32_t(q.recvSGE), C.int32_t(q.inlineBytes)
 	qp := C.rdmacore_create_qp(pd, in)
@@ -370,9 +371,15 @@ func (b *batch) addSend(n int, id uint64, wr *verbs.SendWR, ah *coreAH) {
 	s.ah, s.remote_qpn, s.remote_qkey = C.uint64_t(uintptr(unsafe.Pointer(ah))), C.uint32_t(wr.RemoteQPN), C.uint32_t(wr.RemoteQKey)
 	s.op, s.flags = C.uint8_t(wr.Op), C.uint8_t(wr.Flags)
 	s.inline_len, s.inlined, s.nsge = C.uint32_t(len(wr.Inline)), 0, 0
-	if wr.Inline != nil {
+	switch {
+	case wr.Op == verbs.OpFlush:
+		s.flush_length, s.flush_level = C.uint32_t(wr.FlushLength), C.uint8_t(wr.FlushLevel)
+		s.flush_type = C.uint8_t(wr.FlushType / verbs.FlushGlobal) // 1 and 2
+	case wr.Op == verbs.OpAtomicWrite:
+		s.inline_len = atomicLen
+	case wr.Inline != nil:
 		s.inlined = 1
-	} else {
+	default:
 		s.nsge = C.uint8_t(len(wr.SGL))
 	}
 }

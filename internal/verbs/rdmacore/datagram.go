@@ -34,7 +34,7 @@ func (q *qp) lookAtGRH(w *verbs.WC, at buffer) {
 		return
 	}
 	var b [verbs.GRHLen]byte
-	if !q.pd.readGRH(&b, at) {
+	if !q.pd.read(b[:], at) {
 		w.Flags &^= verbs.WCGRH // the memory is given up already
 	} else if grhIsIPv4(b[:]) {
 		w.Flags |= verbs.WCGRHv4
@@ -54,14 +54,14 @@ func (p *pd) unlist(m *mr) {
 	p.mu.Unlock()
 }
 
-// readGRH copies what a buffer begins with, unless its memory may be gone.
-func (p *pd) readGRH(b *[verbs.GRHLen]byte, at buffer) bool {
+// read copies what a buffer begins with, unless its memory may be gone.
+func (p *pd) read(b []byte, at buffer) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	m := p.mrs[at.lkey]
-	if m == nil || at.addr < m.addr || at.addr-m.addr > uint64(len(m.mem)) || uint64(len(m.mem))-(at.addr-m.addr) < verbs.GRHLen {
+	if m == nil || at.addr < m.addr || at.addr-m.addr > uint64(len(m.mem)) || uint64(len(m.mem))-(at.addr-m.addr) < uint64(len(b)) {
 		return false
 	}
-	copy(b[:], m.mem[at.addr-m.addr:])
+	copy(b, m.mem[at.addr-m.addr:])
 	return true
 }

@@ -3,6 +3,8 @@
 
 #ifdef CORE_HEADERS
 
+#include "native.h"
+
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
@@ -147,9 +149,11 @@ int rdmacore_query(rdmacore_ctx *c, rdmacore_attr *out)
 	out->ports = a.phys_port_cnt;
 	out->vectors = CTX(c)->num_comp_vectors;
 	memset(&ex, 0, sizeof ex);
-	if (ibv_query_device_ex(CTX(c), NULL, &ex) == 0)
+	if (ibv_query_device_ex(CTX(c), NULL, &ex) == 0) {
+		out->native = rdmacore_native_caps(&ex) && rdmacore_native_try(CTX(c));
 		out->odp = (ex.odp_caps.general_caps & IBV_ODP_SUPPORT) &&
 			   !(~ex.odp_caps.per_transport_caps.rc_odp_caps & (IBV_ODP_SUPPORT_WRITE | IBV_ODP_SUPPORT_READ));
+	}
 	return 0;
 }
 
@@ -306,6 +310,10 @@ rdmacore_reg rdmacore_reg_mr(rdmacore_pd *pd, void *addr, size_t len, uint32_t a
 		flags |= IBV_ACCESS_REMOTE_READ;
 	if (access & CORE_REMOTE_ATOMIC)
 		flags |= IBV_ACCESS_REMOTE_ATOMIC;
+	if (access & CORE_FLUSH_GLOBAL)
+		flags |= 1 << 8; /* IBV_ACCESS_FLUSH_GLOBAL and IBV_ACCESS_FLUSH_PERSISTENT, see native.c */
+	if (access & CORE_FLUSH_PERSISTENT)
+		flags |= 1 << 9;
 	if (on_demand)
 		flags |= IBV_ACCESS_ON_DEMAND;
 	errno = 0;
@@ -422,6 +430,8 @@ rdmacore_qp *rdmacore_create_qp(rdmacore_pd *pd, rdmacore_qp_init *init)
 		ex.create_flags = IBV_QP_CREATE_BLOCK_SELF_MCAST_LB;
 		qp = ibv_create_qp_ex(PD(pd)->context, &ex);
 		a.cap = ex.cap;
+	} else if (init->native) {
+		qp = rdmacore_native_qp(PD(pd), &a);
 	} else {
 		qp = ibv_create_qp(PD(pd), &a);
 	}

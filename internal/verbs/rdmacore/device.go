@@ -249,6 +249,7 @@ func (d *device) Info() *verbs.DeviceInfo {
 	info := d.c.p.host.describe(d.name)
 	a := &d.attr
 	info.MaxQP, info.MaxCQE, info.MaxQPWR, info.MaxSGE = a.maxQP, a.maxCQE, a.maxQPWR, a.maxSGE
+	info.NativeFlush, info.NativeAtomicWrite = a.native, a.native
 	info.MaxRDAtomic, info.ODP = min(a.maxRDAtomic, a.maxInitRDAtomic), a.odp
 	info.Ports = info.Ports[:0]
 	gids, ports := d.query()

@@ -52,6 +52,7 @@ int rdmacore_headers(void)
 	X(V11, 1, int, ibv_modify_srq, (struct ibv_srq *a, struct ibv_srq_attr *b, int c), (a, b, c))  \
 	X(V11, 1, int, ibv_destroy_srq, (struct ibv_srq *a), (a))                                      \
 	X(V11, 1, struct ibv_qp *, ibv_create_qp, (struct ibv_pd *a, struct ibv_qp_init_attr *b), (a, b)) \
+	X(NULL, 0, struct ibv_qp_ex *, ibv_qp_to_qp_ex, (struct ibv_qp *a), (a))                       \
 	X(V11, 1, int, ibv_modify_qp, (struct ibv_qp *a, struct ibv_qp_attr *b, int c), (a, b, c))     \
 	X(V11, 1, int, ibv_destroy_qp, (struct ibv_qp *a), (a))                                        \
 	X(V11, 1, struct ibv_ah *, ibv_create_ah, (struct ibv_pd *a, struct ibv_ah_attr *b), (a, b))   \
@@ -129,6 +130,8 @@ static void *find(void *so, const char *name, const char *version)
 		return CORE_NO_SYMBOL;                                  \
 	}
 #define LOAD(version, must, result, name, params, args) LOAD_VOID(version, must, name, params, args)
+
+int rdmacore_has_qp_ex(void) { return lib.ibv_qp_to_qp_ex != NULL; }
 
 int rdmacore_has_gid_table(void) { return lib._ibv_query_gid_table != NULL; }
 

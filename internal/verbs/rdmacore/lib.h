@@ -22,6 +22,7 @@ static inline int rdmacore_errno(int fallback)
 
 /* Libraries before version 1.11 lack it. */
 int rdmacore_has_gid_table(void);
+int rdmacore_has_qp_ex(void);
 
 /* A duplicate of a descriptor for Go's poller. Both are one open file, so neither blocks. */
 int rdmacore_dup(int fd);

@@ -125,15 +125,15 @@ type mr struct {
 	made   leak.Mark
 }
 
-const allAccess = verbs.LocalWrite | verbs.RemoteWrite | verbs.RemoteRead | verbs.RemoteAtomic
+const allAccess = verbs.LocalWrite | verbs.RemoteWrite | verbs.RemoteRead | verbs.RemoteAtomic | verbs.FlushGlobal | verbs.FlushPersistent
 
 // RegMR implements [verbs.PD].
 func (p *pd) RegMR(mem []byte, access verbs.Access) (verbs.MR, error) {
 	switch {
 	case len(mem) == 0:
 		return nil, fmt.Errorf("rdmacore: region of no memory: %w", syscall.EINVAL)
-	case access&(verbs.FlushGlobal|verbs.FlushPersistent) != 0:
-		return nil, unsupported("FLUSH access")
+	case access&(verbs.FlushGlobal|verbs.FlushPersistent) != 0 && !p.dev.attr.native:
+		return nil, unsupported("FLUSH access on device " + p.dev.name)
 	case access&verbs.RemoteInvalidate != 0:
 		return nil, unsupported("a region that a peer can invalidate")
 	case access&^allAccess != 0:

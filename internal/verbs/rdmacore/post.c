@@ -3,6 +3,8 @@
 
 #ifdef CORE_HEADERS
 
+#include "native.h"
+
 #include <arpa/inet.h>
 #include <sched.h>
 #include <string.h>
@@ -17,9 +19,7 @@ _Static_assert(sizeof(rdmacore_sge) == sizeof(struct ibv_sge) &&
 static void flatten(struct ibv_send_wr *w, const rdmacore_send *s)
 {
 	w->wr_id = s->id;
-	w->send_flags = (s->flags & CORE_SIGNALED ? IBV_SEND_SIGNALED : 0) |
-			(s->flags & CORE_SOLICITED ? IBV_SEND_SOLICITED : 0) |
-			(s->flags & CORE_FENCE ? IBV_SEND_FENCE : 0) | (s->inlined ? IBV_SEND_INLINE : 0);
+	w->send_flags = rdmacore_send_flags(s) | (s->inlined ? IBV_SEND_INLINE : 0);
 	w->imm_data = 0;
 	switch (s->op) {
 	case CORE_SEND:
@@ -79,13 +79,15 @@ static void flatten(struct ibv_send_wr *w, const rdmacore_send *s)
 	}
 }
 
-int rdmacore_post_send(rdmacore_qp *qp, const rdmacore_send *in, int n, rdmacore_sge *sge, uint8_t *data, int32_t *err)
+/* Posts n requests that struct ibv_send_wr has, and moves sge and data behind what is theirs. */
+static int post_plain(rdmacore_qp *qp, const rdmacore_send *in, int n, rdmacore_sge **sges, uint8_t **datas, int32_t *err)
 {
 	struct ibv_send_wr wr[CORE_BATCH], *bad = NULL;
 	struct ibv_sge whole[CORE_BATCH]; /* of inline bytes */
+	rdmacore_sge *sge = *sges;
+	uint8_t *data = *datas;
 	int rc;
 
-	*err = 0;
 	for (int i = 0; i < n; i++) {
 		struct ibv_send_wr *w = &wr[i];
 
@@ -104,11 +106,36 @@ int rdmacore_post_send(rdmacore_qp *qp, const rdmacore_send *in, int n, rdmacore
 			sge += in[i].nsge;
 		}
 	}
+	*sges = sge;
+	*datas = data;
 	rc = ibv_post_send((struct ibv_qp *)qp, wr, &bad);
 	if (rc == 0)
 		return n;
 	*err = rc < 0 ? -rc : rc;
 	return bad ? (int)(bad - wr) : 0;
+}
+
+int rdmacore_post_send(rdmacore_qp *qp, const rdmacore_send *in, int n, rdmacore_sge *sge, uint8_t *data, int32_t *err)
+{
+	int done = 0;
+
+	*err = 0;
+	while (done < n && *err == 0) {
+		int native = rdmacore_is_native(&in[done]), k = 1;
+
+		while (done + k < n && rdmacore_is_native(&in[done + k]) == native)
+			k++;
+		if (!native) {
+			done += post_plain(qp, &in[done], k, &sge, &data, err);
+			continue;
+		}
+		*err = rdmacore_native_post((struct ibv_qp *)qp, &in[done], k, &data);
+		if (*err < 0)
+			*err = -*err;
+		if (*err == 0)
+			done += k;
+	}
+	return done;
 }
 
 typedef int post_recv_fn(void *q, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad);
@@ -164,7 +191,11 @@ int rdmacore_arm(rdmacore_cq *cq)
 
 static int opcode(enum ibv_wc_opcode op)
 {
-	switch (op) {
+	switch ((int)op) {
+	case 8: /* IBV_WC_FLUSH and IBV_WC_ATOMIC_WRITE, see native.c */
+		return CORE_WC_FLUSH;
+	case 9:
+		return CORE_WC_ATOMIC_WRITE;
 	case IBV_WC_SEND:
 		return CORE_WC_SEND;
 	case IBV_WC_RDMA_WRITE:

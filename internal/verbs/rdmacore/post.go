@@ -91,7 +91,15 @@ func (q *qp) fill(b *batch, wrs []verbs.SendWR) (n int, bad error) {
 					wr.RemoteQPN, verbs.MulticastQPN, syscall.EINVAL)
 			}
 		}
-		if wr.Inline != nil {
+		if wr.Op == verbs.OpAtomicWrite {
+			if bytes+atomicLen > coreInline {
+				return n, nil
+			}
+			if err := q.atomicValue(b.data[bytes:bytes+atomicLen], wr); err != nil {
+				return n, err
+			}
+			bytes += atomicLen
+		} else if wr.Inline != nil {
 			if bytes+len(wr.Inline) > coreInline {
 				return n, nil
 			}
@@ -127,6 +135,8 @@ func (q *qp) checkSend(wr *verbs.SendWR) error {
 		if q.typ != verbs.RC {
 			return unsupported(wr.Op.String() + " requests on a UD queue pair")
 		}
+	case verbs.OpFlush, verbs.OpAtomicWrite:
+		return q.checkNative(wr)
 	case verbs.OpRead, verbs.OpCompareSwap, verbs.OpFetchAdd:
 		if err := q.checkFetch(wr); err != nil {
 			return err
@@ -175,7 +185,13 @@ func (q *qp) checkFetch(wr *verbs.SendWR) error {
 		return unsupported(wr.Op.String() + " requests on device " + q.dev.name)
 	case wr.Inline != nil:
 		return fmt.Errorf("rdmacore: inline bytes of %v: %w", wr.Op, syscall.EINVAL)
-	case q.readDepth == 0 && !q.failed.Load():
+	}
+	return q.checkDepth()
+}
+
+// checkDepth refuses what counts as a READ where none was agreed on.
+func (q *qp) checkDepth() error {
+	if q.readDepth == 0 && !q.failed.Load() {
 		return fmt.Errorf("rdmacore: the connection was made without READs and atomics in this direction "+
 			"(InitiatorDepth, the peer's ResponderResources): %w", syscall.EINVAL)
 	}

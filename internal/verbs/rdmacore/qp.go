@@ -101,7 +101,7 @@ func (d *device) newQP(p *pd, attr *verbs.QPInitAttr, onCommEst func()) (*qp, er
 	if q.rnrTimer == 0 {
 		q.rnrTimer = defaultRNRTimer
 	}
-	in := qpInit{token: q.token, ud: attr.Type == verbs.UD, blockLoopback: attr.BlockMulticastLoopback}
+	in := qpInit{token: q.token, ud: attr.Type == verbs.UD, blockLoopback: attr.BlockMulticastLoopback, native: attr.Type == verbs.RC && d.attr.native}
 	if err := limits(&in, attr, &d.attr); err != nil {
 		return nil, err
 	}
