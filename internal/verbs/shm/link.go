@@ -68,7 +68,7 @@ const maxWaiting = 16 << 20
 
 // newLink makes an end of a link of a connected socket. Both ends begin with their boards.
 func (d *device) newLink(fd int, active bool, peer [16]byte, cred verbs.Cred) (*link, error) {
-	l := &link{dev: d, active: active, peer: peer, cred: cred}
+	l := d.prepareLink(active, peer, cred)
 	if err := unix.SetNonblock(fd, true); err != nil {
 		_ = unix.Close(fd)
 		return nil, os.NewSyscallError("fcntl", err)
@@ -80,9 +80,6 @@ func (d *device) newLink(fd int, active bool, peer [16]byte, cred verbs.Cred) (*
 		return nil, err
 	}
 	l.rc, l.tx.fd = rc, fd
-	l.conns, l.dying, l.shared = make(map[uint32]*cmid), make(map[dyingRing]block), make(map[uint32]*remoteRing)
-	l.asked = make(map[uint64]asked)
-	l.used = []bool{true}
 	d.link = l
 	d.settled = false
 	var b [headerLen]byte
@@ -94,6 +91,16 @@ func (d *device) newLink(fd int, active bool, peer [16]byte, cred verbs.Cred) (*
 
 // linked tells whether there is a living peer.
 func (d *device) linked() bool { return d.link != nil && !d.link.dead.Load() }
+
+// prepareLink makes what an end of a link knows.
+func (d *device) prepareLink(active bool, peer [16]byte, cred verbs.Cred) *link {
+	l := &link{
+		dev: d, active: active, peer: peer, cred: cred, used: []bool{true},
+		conns: make(map[uint32]*cmid), dying: make(map[dyingRing]block), shared: make(map[uint32]*remoteRing), asked: make(map[uint64]asked),
+	}
+	l.tx.fd = -1
+	return l
+}
 
 // serves tells whether what was made of a device works with connections of the link.
 func (d *device) serves(o *device) bool { return o == d || o.open && o.p == d.p }

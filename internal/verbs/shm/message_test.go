@@ -3,11 +3,9 @@
 package shm
 
 import (
-	"context"
 	"net/netip"
 	"os"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
@@ -61,23 +59,25 @@ func FuzzLink(f *testing.F) {
 	shared := *r
 	shared.QP.Shared, shared.QP.SharedID = place{Segment: 1, Offset: 65536, Slots: 8, Stride: 64, MaxSGE: 1}, 4
 	f.Add(seq(board, ring, message3(msgConnect, 2, &shared, []byte{}), message3(msgConnect, 3, &shared, nil), head(msgShared, 4), head(msgBye, 2)))
+	ask := question{Seq: 1, Segment: 1, Offset: 4096, Length: 100, Op: uint8(verbs.OpWrite), Key: 1 << 17}
+	f.Add(seq(board, ring, connect, ask.put(head(msgAsk, 1))))
+	f.Add(seq(board, ring, connect, order.AppendUint64(order.AppendUint64(head(msgAnswer, 1), 1), 7)))
 	for k := kind(0); k <= lastMessage+1; k++ {
 		f.Add(seq(head(k, 0)))
 		f.Add(seq(board, head(k, 0), head(k, 1)))
 		f.Add(seq(board, ring, connect, head(k, 1)))
 	}
-	p := New()
-	// Without a name among processes: others fuzz beside this one.
-	l := &listener{p: p, bound: netip.MustParseAddr("127.0.0.1"), queue: verbs.NewRequestQueue(4)}
-	require.NoError(f, p.ports.bind(l, verbs.PSTCP, 7777, func(portKey) (func(), error) { return func() {}, nil }))
-	f.Cleanup(func() { l.Close() })
+	memory := make(map[uint64]int) // descriptors of segments, by size
 	f.Fuzz(func(t *testing.T, data []byte) {
-		pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
-		require.NoError(t, err)
+		// Nothing here runs on another goroutine: what an input does has to be the same each time.
+		p := New()
+		l := &listener{p: p, bound: netip.MustParseAddr("127.0.0.1"), queue: verbs.NewRequestQueue(4)}
+		require.NoError(t, p.ports.bind(l, verbs.PSTCP, 7777, func(portKey) (func(), error) { return func() {}, nil }))
 		d, err := p.newDevice()
 		require.NoError(t, err)
-		k, err := d.newLink(pair[0], false, [16]byte{1}, verbs.Cred{UID: os.Geteuid()})
-		require.NoError(t, err)
+		k := d.prepareLink(false, [16]byte{1}, verbs.Cred{UID: os.Geteuid()})
+		d.link, d.settled = k, false
+		served := uint64(0)
 		for len(data) >= 2 {
 			n := min(int(data[0])|int(data[1])<<8, len(data)-2)
 			m := data[2 : 2+n]
@@ -86,40 +86,51 @@ func FuzzLink(f *testing.F) {
 			if h, body, err := getHeader(m); err == nil && h.Kind == msgSegment {
 				var size uint64
 				if getBody(body, &size) == nil && size > 0 && size <= 64<<20 && size%uint64(pageSize) == 0 {
-					var mem []byte
-					mem, fd, err = newSegment(int(size))
-					require.NoError(t, err)
-					dropSegment(mem)
+					fd = segmentFd(t, memory, size)
 				}
 			}
 			k.rx.Lock()
 			err := k.handle(m, fd)
 			k.rx.Unlock()
-			if fd >= 0 {
-				require.NoError(t, unix.Close(fd))
-			}
 			if err != nil {
 				break
 			}
 			// Of those who wait, some are served.
-			if l.Stats().Requests%2 == 1 {
+			if requests := l.Stats().Requests; requests%2 == 1 && requests > served {
+				served++
 				serveOne(t, l)
 			}
 		}
-		require.NoError(t, unix.Close(pair[1]))
-		go k.serve()
+		k.broken(errMessage)
+		require.NoError(t, l.Close())
+		d.settle()
 		d.release()
+		require.True(t, d.freed)
 	})
 }
 
-// serveOne takes a request, if one waits.
-func serveOne(t *testing.T, l verbs.Listener) {
-	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
-	defer cancel()
-	id, err := l.GetRequest(ctx)
-	if err != nil {
-		return
+// segmentFd is memory that a peer might send.
+func segmentFd(t *testing.T, memory map[uint64]int, size uint64) int {
+	fd, ok := memory[size]
+	if !ok {
+		mem, made, err := newSegment(int(size))
+		require.NoError(t, err)
+		dropSegment(mem)
+		if len(memory) == 256 {
+			for size, fd := range memory {
+				require.NoError(t, unix.Close(fd))
+				delete(memory, size)
+			}
+		}
+		fd, memory[size] = made, made
 	}
+	return fd
+}
+
+// serveOne takes a request that waits.
+func serveOne(t *testing.T, l verbs.Listener) {
+	id, err := l.GetRequest(t.Context())
+	require.NoError(t, err)
 	s, err := newSide(id)
 	require.NoError(t, err)
 	_ = id.Accept(&sideParam)
