@@ -2,6 +2,7 @@ package kernel
 
 import (
 	"bytes"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -17,10 +18,9 @@ import (
 	"github.com/go-rdma/rdma/test/vm/vmtest"
 )
 
-// capture records what crosses softroce's interface. The function that it returns ends that and
-// gives it to tshark: nothing that softroce sent may be malformed, and messages of each kind named must be among it. It returns
-// how many REQs softroce has sent more than once.
-func (w *world) capture(t *testing.T) (stop func(kinds ...string) (repeated int)) {
+// record records what crosses softroce's interface. The function that it returns ends that and has tshark print some
+// fields of each packet that the filter lets through.
+func (w *world) record(t *testing.T) (stop func(filter string, fields ...string) [][]string) {
 	t.Helper()
 	vmtest.Require(t, vm.Package{Name: "tshark", File: "/usr/bin/tshark"})
 	// Packets are to be seen as they are on a wire, not as the groups that a veth takes.
@@ -34,47 +34,68 @@ func (w *world) capture(t *testing.T) (stop func(kinds ...string) (repeated int)
 	dump := w.start(w.g.Command(w.ctx, "tcpdump", "-i", w.link, "--immediate-mode", "-U", "-Z", "root",
 		"-s", "4400", "-B", "32768", "-w", w.g.SharePath(name), "udp port 4791").In(w.netns))
 	dump.until("listening on")
-	return func(kinds ...string) (repeated int) {
+	return func(filter string, fields ...string) (packets [][]string) {
 		t.Helper()
 		gso("65535")
-		w.captured(t, filepath.Join(w.g.Share, name))
+		file := filepath.Join(w.g.Share, name)
+		w.captured(t, file)
 		require.NoError(t, dump.Signal(syscall.SIGINT))
 		require.Contains(t, dump.ends(), "\n0 packets dropped by kernel")
-		from := "ip.src == "
-		if w.ours.Is6() {
-			from = "ipv6.src == "
+		args := []string{"-n", "-r", file, "-Y", filter, "-T", "fields", "-E", "separator=/t"}
+		for _, f := range fields {
+			args = append(args, "-e", f)
 		}
-		tshark := exec.Command("tshark", "-n", "-r", filepath.Join(w.g.Share, name),
-			"-Y", from+w.ours.String(),
-			"-T", "fields", "-E", "separator=/t", "-e", "frame.number", "-e", "_ws.col.Protocol", "-e", "_ws.col.Info",
-			"-e", "_ws.malformed", "-e", "_ws.expert.severity", "-e", "_ws.expert.message",
-			"-e", "infiniband.mad.transactionid")
+		tshark := exec.Command("tshark", args...)
 		var complaints strings.Builder
 		tshark.Stderr = &complaints
 		out, err := tshark.Output()
 		require.NoError(t, err, "%s", &complaints)
-		lines := strings.Split(strings.TrimSuffix(string(out), "\n"), "\n")
+		for line := range strings.Lines(string(out)) {
+			f := strings.Split(strings.TrimSuffix(line, "\n"), "\t")
+			require.Len(t, f, len(fields), line)
+			packets = append(packets, f)
+		}
+		_ = os.Remove(file)
+		return packets
+	}
+}
+
+// source is the filter of packets that come from an address.
+func source(a netip.Addr) string {
+	if a.Is6() {
+		return "ipv6.src == " + a.String()
+	}
+	return "ip.src == " + a.String()
+}
+
+// capture records what crosses softroce's interface. The function that it returns ends that and
+// gives it to tshark: nothing that softroce sent may be malformed, and messages of each kind named must be among it. It returns
+// how many REQs softroce has sent more than once.
+func (w *world) capture(t *testing.T) (stop func(kinds ...string) (repeated int)) {
+	t.Helper()
+	end := w.record(t)
+	return func(kinds ...string) (repeated int) {
+		t.Helper()
+		packets := end(source(w.ours), "frame.number", "_ws.col.Protocol", "_ws.col.Info",
+			"_ws.malformed", "_ws.expert.severity", "_ws.expert.message", "infiniband.mad.transactionid")
 		seen, requests := make(map[string]bool), make(map[string]int)
-		for _, line := range lines {
-			f := strings.Split(line, "\t")
-			require.Len(t, f, 7, line)
-			require.Equal(t, "RRoCE", f[1], line)
-			require.Empty(t, f[3], "malformed: %s", line)
-			require.Empty(t, traceroute.ReplaceAllString(f[5], ""), "tshark warns: %s", line)
+		for _, f := range packets {
+			require.Equal(t, "RRoCE", f[1], f)
+			require.Empty(t, f[3], "malformed: %s", f)
+			require.Empty(t, traceroute.ReplaceAllString(f[5], ""), "tshark warns: %s", f)
 			for _, kind := range kinds {
 				seen[kind] = seen[kind] || strings.Contains(f[2], kind)
 			}
 			if strings.Contains(f[2], "ConnectRequest") {
-				require.NotEmpty(t, f[6], line)
+				require.NotEmpty(t, f[6], f)
 				if requests[f[6]]++; requests[f[6]] == 2 {
 					repeated++
 				}
 			}
 		}
 		for _, kind := range kinds {
-			require.True(t, seen[kind], "no %s among %d packets:\n%s", kind, len(lines), out)
+			require.True(t, seen[kind], "no %s among %d packets:\n%s", kind, len(packets), packets)
 		}
-		_ = os.Remove(filepath.Join(w.g.Share, name))
 		return repeated
 	}
 }
