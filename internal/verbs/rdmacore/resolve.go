@@ -164,6 +164,9 @@ func (c *cmid) resolve(ctx context.Context, from netip.AddrPort, attr *verbs.CMI
 		return err
 	}
 	device, port, _, _ := coreInfo(c.h)
+	if device == "" { // of an adapter whose GUID was 0 librdmacm has been seen to say so
+		return noDevice(fmt.Errorf("librdmacm has found a way to %v and no device for it, there are %q: %w", c.remote.Addr(), c.c.p.host.devices(), syscall.ENODEV))
+	}
 	if attr.Device != "" && device != attr.Device || attr.Port != 0 && port != attr.Port {
 		return noDevice(fmt.Errorf("%v is reached through %s/%d", c.remote.Addr(), device, port))
 	}
