@@ -68,27 +68,36 @@ func attack(r *rand.Rand, d *device, rings [][]byte, stop <-chan struct{}) {
 }
 
 // use does all that a consumer may do, for a time, and takes what comes of it.
-func use(r *rand.Rand, s *side, remote verbs.MR, end time.Time) {
+func use(r *rand.Rand, s *side, region func() (addr uint64, key uint32), end time.Time) {
 	var wcs [16]verbs.WC
 	ops := []verbs.Opcode{
 		verbs.OpSend, verbs.OpSendWithImm, verbs.OpSendWithInv, verbs.OpWrite, verbs.OpWriteWithImm, verbs.OpRead,
-		verbs.OpFetchAdd, verbs.OpCompareSwap, verbs.OpAtomicWrite,
+		verbs.OpFetchAdd, verbs.OpCompareSwap, verbs.OpAtomicWrite, verbs.OpFlush,
 	}
 	for time.Now().Before(end) {
 		n := uint32(r.IntN(4096))
+		addr, key := region()
 		wr := verbs.SendWR{
-			Op: ops[r.IntN(len(ops))], Flags: verbs.Signaled, RemoteAddr: remote.Addr() + uint64(r.IntN(sideMemory-4096)), RKey: remote.RKey(),
+			Op: ops[r.IntN(len(ops))], Flags: verbs.Signaled, RemoteAddr: addr + uint64(r.IntN(sideMemory-4096)), RKey: key,
 		}
-		if wr.Op >= verbs.OpCompareSwap {
+		if wr.Op >= verbs.OpCompareSwap && wr.Op != verbs.OpFlush {
 			n = 8
 			wr.RemoteAddr &^= 7
 		}
-		wr.SGL = []verbs.SGE{{Addr: s.mr.Addr(), Length: n, LKey: s.mr.LKey()}}
+		if wr.Op == verbs.OpFlush {
+			wr.FlushLength, wr.FlushType = n, verbs.FlushGlobal<<r.IntN(2)
+		} else {
+			wr.SGL = []verbs.SGE{{Addr: s.mr.Addr(), Length: n, LKey: s.mr.LKey()}}
+		}
 		_, _ = s.qp.PostSend([]verbs.SendWR{wr})
 		_, _ = s.qp.PostRecv([]verbs.RecvWR{{SGL: []verbs.SGE{{Addr: s.mr.Addr() + uint64(r.IntN(60000)), Length: 4096, LKey: s.mr.LKey()}}}})
 		_, _, _ = s.cq.(verbs.ArmPoller).PollOrArm(wcs[:], time.Microsecond, r.IntN(2) == 0)
 		_, _ = s.cq.Poll(wcs[:])
 	}
+}
+
+func regionOf(m verbs.MR) func() (addr uint64, key uint32) {
+	return func() (uint64, uint32) { return m.Addr(), m.RKey() }
 }
 
 func long() bool { return os.Getenv("RDMA_LONG") != "" }
@@ -120,8 +129,8 @@ func TestHostilePeer(t *testing.T) {
 		var wg sync.WaitGroup
 		wg.Go(func() { attack(r, d, rings, stop) })
 		end := time.Now().Add(20 * time.Millisecond)
-		wg.Go(func() { use(rand.New(rand.NewPCG(seed, ^uint64(round))), a, b.mr, end) })
-		use(rand.New(rand.NewPCG(seed, 1<<63|uint64(round))), b, a.mr, end)
+		wg.Go(func() { use(rand.New(rand.NewPCG(seed, ^uint64(round))), a, regionOf(b.mr), end) })
+		use(rand.New(rand.NewPCG(seed, 1<<63|uint64(round))), b, regionOf(a.mr), end)
 		begin := time.Now()
 		if round%3 == 0 {
 			_ = a.id.Disconnect()

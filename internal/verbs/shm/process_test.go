@@ -32,6 +32,13 @@ func TestChild(t *testing.T) {
 	}
 	p := New()
 	ctx := context.Background()
+	if s, ok := strings.CutPrefix(what, "hostile "); ok {
+		var seed uint64
+		var at netip.AddrPort
+		_, err := fmt.Sscan(s, &seed, newAddr(&at))
+		require.NoError(t, err)
+		beHostile(ctx, seed, at)
+	}
 	if what == "listen" {
 		l, err := listenAt(p)
 		require.NoError(t, err)
