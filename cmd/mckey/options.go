@@ -29,6 +29,7 @@ type options struct {
 
 	device  string
 	verbose bool
+	json    bool
 	timeout time.Duration
 }
 
@@ -47,6 +48,7 @@ const usage = `	-m multicast_address
 	[-l join without multicast loopback]
 	[-device name, or several, separated by commas]
 	[-v(erbose) rates and losses]
+	[-json: the results as one object on standard output, and all else on standard error]
 	[-timeout duration after which a receiver that gets nothing gives up, as 30s]
 `
 
@@ -69,6 +71,10 @@ func parse(program string, args []string, out, errOut io.Writer) (*options, erro
 			continue
 		}
 		// The names that are longer than a letter begin with none of getopt's.
+		if strings.TrimLeft(arg, "-") == "json" {
+			o.json = true
+			continue
+		}
 		if name, value, has := strings.Cut(strings.TrimLeft(arg, "-"), "="); name == "device" || name == "timeout" {
 			if !has {
 				if len(args) == 0 {

@@ -15,9 +15,17 @@ import (
 )
 
 // failure is an error that has been told, and the status that the program ends with.
-type failure struct{ status int }
+type failure struct {
+	status int
+	why    error // may be nil
+}
 
-func (f *failure) Error() string { return fmt.Sprint("status ", f.status) }
+func (f *failure) Error() string {
+	if f.why != nil {
+		return f.why.Error()
+	}
+	return fmt.Sprint("status ", f.status)
+}
 
 func (t *test) printf(format string, a ...any) { fmt.Fprintf(t.out, format, a...) }
 
@@ -39,7 +47,7 @@ func (t *test) fails(what string, err error) error {
 	}
 	t.explain("mckey: %s: %s", what, short)
 	t.explain("mckey: %v", err)
-	return &failure{-1}
+	return &failure{status: -1, why: fmt.Errorf("%s: %w", what, err)}
 }
 
 func capital(s string) string {
@@ -53,6 +61,7 @@ type member struct {
 	*rdmanet.PacketConn
 	group *rdmanet.Addr
 	qpn   uint32
+	*result
 }
 
 func (t *test) run() error {
@@ -86,6 +95,7 @@ func (t *test) run() error {
 			return err
 		}
 		members = append(members, m)
+		m.result = t.results.add(m.group, m.qpn)
 		if !t.unmapped && group.IsUnspecified() {
 			group = m.group.IP // the others join that one
 		}
@@ -161,7 +171,7 @@ func (t *test) lookup(host string) (netip.Addr, error) {
 	case err != nil:
 		t.explain("mckey: %v", err)
 	}
-	return netip.Addr{}, &failure{status}
+	return netip.Addr{}, &failure{status: status, why: fmt.Errorf("%q: %s", host, why)}
 }
 
 // join makes a member.
@@ -262,7 +272,7 @@ func interfaceOf(addr netip.Addr) (*net.Interface, error) {
 func (t *test) fits(m *member) error {
 	if limit := m.MaxPayload(); t.messages > 0 && t.size > limit {
 		t.printf("mckey: message_size %d is larger than active mtu %d\n", t.size, limit)
-		return &failure{-1}
+		return &failure{status: -1, why: fmt.Errorf("messages of %d bytes: %w", t.size, syscall.EMSGSIZE)}
 	}
 	return nil
 }

@@ -56,6 +56,7 @@ func (t *test) sendAll(m *member) error {
 			return t.fails("failed to post sends", err)
 		}
 	}
+	m.done(t.messages, t.messages*t.size, time.Since(start))
 	if t.verbose {
 		t.printf("mckey: sent %s\n", rate(t.messages, t.messages*t.size, time.Since(start)))
 	}
@@ -69,6 +70,15 @@ type source struct {
 	numbered bool
 	low      uint64 // number
 	high     uint64
+}
+
+// lost is how many numbers are missing. Negative: some came more than once.
+func (s *source) lost() (n int, known bool) {
+	span := s.high - s.low
+	if !s.numbered || span > math.MaxInt32 { // no option asks for so many
+		return 0, false
+	}
+	return int(span) + 1 - s.messages, true
 }
 
 // receive takes as many messages as the option says.
@@ -89,15 +99,17 @@ func (t *test) receive(m *member) error {
 		n, err = m.ReadBatch(ms[:min(batch, t.messages-r.messages)], 0)
 		r.take(ms[:n], t.size)
 	}
+	dropped := m.Stats().Dropped
+	m.received(r, dropped)
 	if t.verbose {
-		t.printf("%s", r.report(m.Stats().Dropped))
+		t.printf("%s", r.report(dropped))
 	}
 	switch {
 	case err == nil:
 		return nil
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		t.explain("mckey: %d of %d messages, then nothing for %v", r.messages, t.messages, t.timeout)
-		return &failure{-int(syscall.ETIMEDOUT)}
+		return &failure{status: -int(syscall.ETIMEDOUT), why: fmt.Errorf("%d of %d messages: %w", r.messages, t.messages, err)}
 	}
 	return t.fails("failed receiving", err)
 }
@@ -159,16 +171,15 @@ func (r *receiver) report(dropped uint64) string {
 	slices.SortStableFunc(r.order, func(a, b *source) int { return b.messages - a.messages })
 	for _, s := range r.order {
 		fmt.Fprintf(&b, "mckey: from %v %d messages, ", s.from, s.messages)
-		switch span := s.high - s.low; {
+		switch lost, known := s.lost(); {
 		case !s.numbered:
 			b.WriteString("which have no numbers that would tell of losses\n")
-		case span > math.MaxInt32: // no option asks for so many
+		case !known:
 			b.WriteString("whose numbers make no sense\n")
-		case int(span) < s.messages-1:
-			fmt.Fprintf(&b, "%d more than there are numbers\n", s.messages-1-int(span))
+		case lost < 0:
+			fmt.Fprintf(&b, "%d more than there are numbers\n", -lost)
 		default:
-			lost := int(span) + 1 - s.messages
-			fmt.Fprintf(&b, "%d lost (%.2f %%)\n", lost, 100*float64(lost)/float64(span+1))
+			fmt.Fprintf(&b, "%d lost (%.2f %%)\n", lost, 100*float64(lost)/float64(s.messages+lost))
 		}
 	}
 	return b.String()
