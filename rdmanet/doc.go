@@ -22,8 +22,9 @@
 //
 // Processes of one host, and of one network namespace, share memory (the provider "shm") without being told to: a listener is on it beside the other
 // providers, at the same port number, and Dial takes it where the address is one of this host's and the listener is on it. Programs that
-// do not have it are found as ever. [Conn.Stats] tells what serves. Both processes are the same user's, or one is root's and listens; beyond that
-// a listener's Admit may let other users' processes in, which dial by naming the provider (Device "shm"). Datagrams do not use it.
+// do not have it are found as ever. [Conn.Stats] tells what serves. Both processes are the same user's; a
+// listener's Admit may let those of others in, which dial root's listeners as they do any, and other users' by naming the provider (Device "shm").
+// Datagrams do not use it.
 //
 // On the wire a stream is rsockets version 1, connected by the RDMA connection
 // manager in the port space of TCP (RDMA_PS_TCP): a peer in C may use librdmacm's rsockets. Port numbers

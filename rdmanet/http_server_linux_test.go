@@ -23,7 +23,7 @@ import (
 // All requests are in their handlers at the same time, each on a connection of its own.
 func TestHTTPManyConnections(t *testing.T) {
 	n := 500
-	if race.Enabled {
+	if race.Enabled || testing.Short() {
 		n = 40
 	}
 	eachMode(t, func(t *testing.T, m httpMode) {

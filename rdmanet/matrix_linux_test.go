@@ -31,7 +31,6 @@ var matrix = []struct {
 }{
 	{"TestConn", TestConn}, // nettest's
 	{"TestConnIPv6", TestConnIPv6},
-	{"TestConnTLS", TestConnTLS},
 
 	{"TestHTTP", TestHTTP}, // over HTTP/1.1 and HTTP/2, in plain and inside TLS, as are those that follow
 	{"TestHTTPLargeBodies", TestHTTPLargeBodies},
@@ -62,13 +61,22 @@ var matrix = []struct {
 	{"TestCloseWriteKeepsDeadline", TestCloseWriteKeepsDeadline},
 	{"TestBothCloseWriteAtOnce", TestBothCloseWriteAtOnce},
 	{"TestWriteToClosedPeer", TestWriteToClosedPeer},
+	{"TestCloseDeliversWhatWasWritten", TestCloseDeliversWhatWasWritten},
+	{"TestCloseTwice", TestCloseTwice},
+	{"TestCloseInterrupts", TestCloseInterrupts},
+	{"TestReadsAfterPeerClosed", TestReadsAfterPeerClosed},
+	{"TestPeerClosesWhileReading", TestPeerClosesWhileReading},
+	{"TestBothCloseAtOnce", TestBothCloseAtOnce},
+	{"TestLinger", TestLinger},
+	{"TestDrain", TestDrain},
 }
 
-// hostMatrix needs both ends on one host, at addresses of the loopback interface.
+// hostMatrix needs both ends on one host, at addresses of the loopback interface, or many processes.
 var hostMatrix = []struct {
 	name string
 	test func(*testing.T)
 }{
+	{"TestConnTLS", TestConnTLS},
 	{"TestListenAddr", TestListenAddr},
 	{"TestListenPortInUse", TestListenPortInUse},
 	{"TestListenBesideTCP", TestListenBesideTCP},

@@ -41,7 +41,7 @@ func TestReverseProxy(t *testing.T) {
 		defer resp.Body.Close()
 		b, err := io.ReadAll(resp.Body)
 		require.NoError(t, err)
-		assert.Equal(t, "for 127.0.0.1: "+want, string(b))
+		assert.Equal(t, "for "+local4+": "+want, string(b))
 	})
 }
 
