@@ -30,7 +30,9 @@ import (
 
 func TestMain(m *testing.M) {
 	testnet.Main()
-	os.Setenv("RDMANET_DEVICE", "softroce")
+	if os.Getenv("RDMANET_DEVICE") == "" {
+		os.Setenv("RDMANET_DEVICE", "softroce") // also where a RoCE device is, and shared memory
+	}
 	var err error
 	if programs, err = os.MkdirTemp("", "recipes"); err != nil {
 		fmt.Fprintln(os.Stderr, err)
