@@ -12,11 +12,11 @@
 //		DialContext: new(rdmanet.Dialer).DialContext,
 //	}}
 //
-// It runs on every Linux machine. Without an RDMA device the program carries one
-// of its own, softroce: RoCEv2 over ordinary UDP, which needs no kernel module and no
-// privileges, and is what this build has. The address is that of an ordinary network
+// It runs on every Linux machine: on an RDMA device where there is one that serves the address and the program was
+// built with cgo ("rdmacore"), else on one that the program carries with it ("softroce"), RoCEv2 over
+// ordinary UDP, which needs no kernel module and no privileges. The address is that of an ordinary network
 // interface; [Devices] lists what there is, and a Dialer's or ListenConfig's Device
-// field chooses.
+// field chooses. The project's docs/recipes.md has the change for other libraries: gRPC, databases, proxies.
 //
 // # Within one host
 //
