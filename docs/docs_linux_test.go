@@ -9,6 +9,7 @@ import (
 	"go/doc"
 	"go/parser"
 	"go/token"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -37,6 +38,27 @@ func pages(t *testing.T) map[string]string {
 		name, err := filepath.Rel(root, f)
 		require.NoError(t, err)
 		texts[name] = string(b)
+	}
+	return texts
+}
+
+// everyPage is pages, and those beside the code.
+func everyPage(t *testing.T) map[string]string {
+	t.Helper()
+	texts := pages(t)
+	for _, dir := range []string{"bench", "cmd", "examples", "metrics", "test"} {
+		require.NoError(t, filepath.WalkDir(filepath.Join(root, dir), func(path string, d fs.DirEntry, err error) error {
+			if err != nil || d.IsDir() || filepath.Ext(path) != ".md" {
+				return err
+			}
+			b, err := os.ReadFile(path)
+			if err != nil {
+				return err
+			}
+			name, err := filepath.Rel(root, path)
+			texts[name] = string(b)
+			return err
+		}))
 	}
 	return texts
 }
@@ -187,7 +209,7 @@ func TestCommands(t *testing.T) {
 func TestNames(t *testing.T) {
 	name := regexp.MustCompile("`([a-z][a-zA-Z0-9_/-]*)\\.((?:Test|Fuzz)[A-Z]\\w*)`")
 	n := 0
-	for page, text := range pages(t) {
+	for page, text := range everyPage(t) {
 		for _, m := range name.FindAllStringSubmatch(text, -1) {
 			n++
 			files, err := filepath.Glob(filepath.Join(root, m[1], "*_test.go"))
@@ -216,7 +238,7 @@ func TestTargets(t *testing.T) {
 
 // TestLinks: links within the project lead to files, and to headings of pages.
 func TestLinks(t *testing.T) {
-	texts := pages(t)
+	texts := everyPage(t)
 	link := regexp.MustCompile(`\]\(([^)\s]+)\)`)
 	n := 0
 	for page, text := range texts {
@@ -255,6 +277,26 @@ func anchors(text string) (all []string) {
 		all = append(all, a)
 	}
 	return all
+}
+
+// TestFigures: those of README's table are medians of the run that it names.
+func TestFigures(t *testing.T) {
+	text := pages(t)["README.md"]
+	run := regexp.MustCompile(`\(\[bench/results\]\((bench/results/[^)]+\.md)\)\)`).FindStringSubmatch(text)
+	require.NotNil(t, run, "README.md names no run")
+	results, err := os.ReadFile(filepath.Join(root, run[1]))
+	require.NoError(t, err)
+	n := 0
+	for row := range strings.Lines(text) {
+		if !strings.HasPrefix(row, "  | ") {
+			continue
+		}
+		for _, m := range regexp.MustCompile(`([0-9.]+) (?:µs|MiB/s)\b`).FindAllStringSubmatch(row, -1) {
+			n++
+			assert.Contains(t, string(results), "| "+m[1]+" (", "README.md: not in %s: %s", run[1], strings.TrimSpace(row))
+		}
+	}
+	assert.Greater(t, n, 8, "figures")
 }
 
 // TestExamples: each exported type has an example of its own, of a method, or of a function that makes it.
