@@ -11,8 +11,9 @@ import (
 
 // The board is segment 0 of each side: its completion queues and regions.
 //
-//	armOff   a word for each completion queue: 1 while it is armed
+//	armOff   two words for each completion queue: 1 while it is armed, and which words of marks have any
 //	regOff   the table of regions
+//	markOff  marks of completion queues
 const (
 	maxCQs    = 1 << 14
 	armStride = 64 // a cache line each
@@ -23,7 +24,9 @@ const (
 	regStride = 64
 	regOff    = armOff + maxCQs*armStride
 
-	boardSize = regOff + 2*maxMRs*regStride
+	markOff = regOff + 2*maxMRs*regStride
+
+	boardSize = markOff + maxCQs*markWords*8
 )
 
 // ownerServes is the place of a region that is no segment's: its owner does what is to be done there.

@@ -14,14 +14,6 @@ import (
 	"github.com/go-rdma/rdma/internal/verbs"
 )
 
-// source is where completions come from that the peer has made: a receive queue.
-type source interface {
-	// pending tells whether there are any; it takes no lock.
-	pending() bool
-	// drain moves them into completion queues.
-	drain()
-}
-
 // cq is a completion queue. Its ring is private; what the peer does is found in the rings of its queue pairs.
 type cq struct {
 	dev    *device
@@ -30,9 +22,12 @@ type cq struct {
 	depth  int
 	notify func()
 
-	reading sync.RWMutex // held while sources are read: their memory goes after them
-	sources []source
-	count   atomic.Int64 // n, for those without the lock
+	reading   sync.RWMutex // held while sources are read: their memory goes after them
+	sources   []source     // by slot; nil: free
+	freeSlots []int
+	members   map[source]member
+	looks     []look       // of an open device's: where peers leave marks
+	count     atomic.Int64 // n, for those without the lock
 
 	mu        sync.Mutex
 	ring      []entry // a power of two
@@ -40,8 +35,7 @@ type cq struct {
 	failed    bool
 	closed    bool
 	users     int
-	seats     []cqSeat       // of an open device's
-	members   map[source]int // how often each is one; guarded by reading
+	seats     []cqSeat // of an open device's
 	notifying int
 	quiet     chan struct{}
 }
@@ -61,7 +55,7 @@ func (d *device) CreateCQ(attr *verbs.CQAttr) (verbs.CQ, error) {
 	if !d.tryRetain() {
 		return nil, fmt.Errorf("shm: completion queue: %w", net.ErrClosed)
 	}
-	c := &cq{dev: d, depth: attr.Depth, notify: attr.Notify, members: make(map[source]int)}
+	c := &cq{dev: d, depth: attr.Depth, notify: attr.Notify, members: make(map[source]member)}
 	if err := d.addCQ(c); err != nil {
 		d.release()
 		return nil, err
@@ -75,19 +69,6 @@ var errClosedCQ = fmt.Errorf("shm: completion queue: %w", net.ErrClosed)
 func (c *cq) Poll(wc []verbs.WC) (int, error) {
 	c.gather()
 	return c.take(wc)
-}
-
-// gather moves what the peer has done into the queue. It tells whether there was anything.
-func (c *cq) gather() (found bool) {
-	c.reading.RLock()
-	defer c.reading.RUnlock()
-	for _, s := range c.sources {
-		if s.pending() {
-			s.drain()
-			found = true
-		}
-	}
-	return found
 }
 
 func (c *cq) take(wc []verbs.WC) (int, error) {
@@ -232,41 +213,6 @@ func (c *cq) notified() {
 		close(c.quiet)
 		c.quiet = nil
 	}
-}
-
-// use counts a queue pair, and the sources that come with it.
-func (c *cq) use(ss ...source) error {
-	c.mu.Lock()
-	if c.closed {
-		c.mu.Unlock()
-		return errClosedCQ
-	}
-	c.users++
-	c.mu.Unlock()
-	c.reading.Lock()
-	defer c.reading.Unlock()
-	for _, s := range ss {
-		if c.members[s]++; c.members[s] == 1 {
-			c.sources = append(c.sources, s)
-		}
-	}
-	return nil
-}
-
-// unuse takes them back. Nobody reads them once it returns.
-func (c *cq) unuse(ss ...source) {
-	c.reading.Lock()
-	for _, s := range ss {
-		if c.members[s]--; c.members[s] == 0 {
-			delete(c.members, s)
-			i := slices.Index(c.sources, s)
-			c.sources = slices.Delete(c.sources, i, i+1)
-		}
-	}
-	c.reading.Unlock()
-	c.mu.Lock()
-	c.users--
-	c.mu.Unlock()
 }
 
 // Close implements [verbs.CQ].

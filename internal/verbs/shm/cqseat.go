@@ -17,6 +17,7 @@ func (c *cq) seat(d *device) (num uint32, err error) {
 	if !c.dev.open {
 		return c.num, nil
 	}
+	defer c.lookAt()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for i := range c.seats {
@@ -39,6 +40,7 @@ func (c *cq) unseat(d *device) {
 	if !c.dev.open {
 		return
 	}
+	defer c.lookAt()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for i := range c.seats {
@@ -55,6 +57,24 @@ func (c *cq) unseat(d *device) {
 			c.seats = c.seats[:last]
 		}
 		return
+	}
+}
+
+// look is a board with marks.
+type look struct {
+	dev *device
+	num uint32
+}
+
+// lookAt tells those who look for completions where. Nobody looks where the queue has no seat any more once it returns.
+func (c *cq) lookAt() {
+	c.reading.Lock()
+	defer c.reading.Unlock()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.looks = c.looks[:0]
+	for i := range c.seats {
+		c.looks = append(c.looks, look{c.seats[i].dev, c.seats[i].num})
 	}
 }
 

@@ -93,6 +93,8 @@ type queuePair struct {
 	Shared         place // its slots are 0 if there is none
 	SharedID       uint32
 	RNRTimer       uint32
+	RecvMarks      [2]uint32 // of the queue pair, and of its shared queue, in RecvCQ
+	SendMarks      [2]uint32 // likewise in SendCQ
 }
 
 // address is an address and port.

@@ -224,8 +224,10 @@ func (q *qp) describe(conn uint32) queuePair {
 	d := queuePair{
 		Num: q.num, Domain: q.pd.num, SendCQ: q.sendNum, RecvCQ: q.recvNum, Ring: q.rq.describe(), RNRTimer: uint32(q.rnrTimer),
 	}
+	d.RecvMarks[0], d.SendMarks[0] = q.recvCQ.slotOf(q), q.sendCQ.slotOf(q)
 	if q.srq != nil {
 		d.Shared, d.SharedID = q.srq.rq.describe(), q.srq.id
+		d.RecvMarks[1], d.SendMarks[1] = q.recvCQ.slotOf(q.srq), q.sendCQ.slotOf(q.srq)
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()

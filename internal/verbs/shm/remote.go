@@ -22,6 +22,8 @@ type remote struct {
 	ring           *remoteRing // of the queue pair
 	recvs          *remoteRing // where receives come from: ring, or a shared one
 	sharedID       uint32
+	recvMarks      [2]uint32
+	sendMarks      [2]uint32
 }
 
 // remoteRing is a ring of the peer's.
@@ -71,6 +73,7 @@ func (l *link) remoteQP(d *queuePair) (*remote, error) {
 	}
 	r := &remote{
 		num: d.Num, domain: d.Domain, sendCQ: d.SendCQ, recvCQ: d.RecvCQ, rnrTimer: uint8(d.RNRTimer), board: board.mem, sharedID: d.SharedID,
+		recvMarks: d.RecvMarks, sendMarks: d.SendMarks,
 	}
 	var err error
 	if r.ring, err = l.ringAt(&d.Ring); err != nil {
@@ -170,6 +173,13 @@ func (r *remoteRing) done(slot []byte, res *result) {
 	if r.shared {
 		r.mu.Unlock()
 	}
+}
+
+// ring tells one of the peer's completion queues that there is something for it.
+func (l *link) ring(r *remote, cq uint32, at *[2]uint32) {
+	mark(r.board, cq, at[0])
+	mark(r.board, cq, at[1])
+	l.bell(r.board, cq)
 }
 
 // bell has the peer notified if one of its completion queues is armed.

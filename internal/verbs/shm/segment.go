@@ -85,11 +85,46 @@ func mapSegment(fd int, size uint64) (*mapping, error) {
 	if size == 0 || size > maxSegment || size%uint64(pageSize) != 0 || uint64(int(size)) != size || int(size) < 0 || st.Size < int64(size) {
 		return nil, fmt.Errorf("segment of %d bytes in a file of %d: %w", size, st.Size, syscall.EPROTO)
 	}
+	if !room.take(size) {
+		return nil, fmt.Errorf("segment of %d bytes: peers' segments are %d, of %d bytes: %w", size, room.n.Load(), room.bytes.Load(), syscall.ENOMEM)
+	}
 	mem, err := unix.Mmap(fd, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
+		room.give(size)
 		return nil, os.NewSyscallError("mmap", err)
 	}
 	return &mapping{mem: mem}, nil
+}
+
+// room is what peers' segments take of what a process has: of its address space, and of the mappings that Linux lets it have
+// (vm.max_map_count, 65530). What they cost is little, and without a limit a peer could use it all up.
+var room budget
+
+type budget struct{ n, bytes atomic.Int64 }
+
+const (
+	mostMappings = 1 << 14
+	mostMapped   = 1 << (30 + 14*(^uint(0)>>63)) // bytes: 1 GiB, or 16 TiB
+)
+
+func (b *budget) take(size uint64) bool {
+	n, bytes := b.n.Add(1), b.bytes.Add(int64(size))
+	if n <= mostMappings && bytes <= mostMapped {
+		return true
+	}
+	b.give(size)
+	return false
+}
+
+func (b *budget) give(size uint64) {
+	b.n.Add(-1)
+	b.bytes.Add(-int64(size))
+}
+
+func (m *mapping) unmap() {
+	size := uint64(len(m.mem))
+	_ = unix.Munmap(m.mem)
+	room.give(size)
 }
 
 // hold keeps the memory, unless it was given up.
@@ -107,13 +142,13 @@ func (m *mapping) hold() bool {
 
 func (m *mapping) release() {
 	if m.refs.Add(-1) == givenUp {
-		_ = unix.Munmap(m.mem)
+		m.unmap()
 	}
 }
 
 // giveUp unmaps the memory as soon as nobody holds it. It is called once.
 func (m *mapping) giveUp() {
 	if m.refs.Add(givenUp) == givenUp {
-		_ = unix.Munmap(m.mem)
+		m.unmap()
 	}
 }

@@ -99,3 +99,36 @@ func TestMappingHolds(t *testing.T) {
 	maps, _ := held(t)
 	require.Equal(t, 1, maps)
 }
+
+// TestRoom: peers' segments do not take all that there is.
+func TestRoom(t *testing.T) {
+	var b budget
+	require.True(t, b.take(mostMapped))
+	require.False(t, b.take(1))
+	b.give(mostMapped)
+	for range mostMappings {
+		require.True(t, b.take(1))
+	}
+	require.False(t, b.take(1))
+	for range mostMappings {
+		b.give(1)
+	}
+	require.Zero(t, b.n.Load())
+	require.Zero(t, b.bytes.Load())
+
+	n, bytes := room.n.Load(), room.bytes.Load()
+	mem, fd, err := newSegment(pageSize)
+	require.NoError(t, err)
+	defer dropSegment(mem)
+	m, err := mapSegment(fd, uint64(pageSize))
+	require.NoError(t, err)
+	require.Equal(t, n+1, room.n.Load())
+	m.giveUp()
+	require.Equal(t, n, room.n.Load())
+	require.Equal(t, bytes, room.bytes.Load())
+	room.n.Add(mostMappings)
+	_, err = mapSegment(fd, uint64(pageSize))
+	require.ErrorIs(t, err, unix.ENOMEM)
+	room.n.Add(-mostMappings)
+	require.NoError(t, unix.Close(fd))
+}

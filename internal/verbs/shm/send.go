@@ -282,10 +282,10 @@ func (q *qp) calm() {
 func (q *qp) ringBells() {
 	if r := q.remote; r != nil {
 		if q.ring.recv {
-			q.dev.link.bell(r.board, r.recvCQ)
+			q.dev.link.ring(r, r.recvCQ, &r.recvMarks)
 		}
 		if q.ring.send && r.sendCQ != r.recvCQ {
-			q.dev.link.bell(r.board, r.sendCQ)
+			q.dev.link.ring(r, r.sendCQ, &r.sendMarks)
 		}
 	}
 	q.ring.recv, q.ring.send = false, false
