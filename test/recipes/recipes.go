@@ -26,16 +26,6 @@ func ServeHTTP(addr string, handler http.Handler) error {
 	return http.Serve(l, handler)
 }
 
-// HTTPClient speaks HTTP/1.1, and HTTP/2 where it is https.
-func HTTPClient(config *tls.Config) *http.Client {
-	tr := &http.Transport{
-		DialContext:       (&rdmanet.Dialer{}).DialContext, // was (&net.Dialer{}).DialContext
-		TLSClientConfig:   config,
-		ForceAttemptHTTP2: true, // a Transport with a dialer of its own speaks HTTP/1.1 otherwise, on TCP too
-	}
-	return &http.Client{Transport: tr}
-}
-
 // ServeHTTPS serves HTTP/2 and HTTP/1.1 until it fails.
 func ServeHTTPS(addr string, handler http.Handler, config *tls.Config) error {
 	l, err := rdmanet.Listen("rdma", addr)
@@ -44,6 +34,16 @@ func ServeHTTPS(addr string, handler http.Handler, config *tls.Config) error {
 	}
 	server := &http.Server{Handler: handler, TLSConfig: config, ReadHeaderTimeout: 10 * time.Second}
 	return server.ServeTLS(l, "", "") // the certificates are config's
+}
+
+// HTTPClient speaks HTTP/1.1, and HTTP/2 where it is https.
+func HTTPClient(config *tls.Config) *http.Client {
+	tr := &http.Transport{
+		DialContext:       (&rdmanet.Dialer{}).DialContext, // was (&net.Dialer{}).DialContext
+		TLSClientConfig:   config,
+		ForceAttemptHTTP2: true, // a Transport with a dialer of its own speaks HTTP/1.1 otherwise, on TCP too
+	}
+	return &http.Client{Transport: tr}
 }
 
 // DialTLS is tls.Dial on RDMA.
