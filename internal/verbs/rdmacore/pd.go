@@ -159,7 +159,7 @@ func (p *pd) RegMR(mem []byte, access verbs.Access) (verbs.MR, error) {
 		m.arena.Unuse()
 		p.Unuse()
 		what := fmt.Sprintf("registering %d bytes", len(mem))
-		return nil, p.dev.failure(what, p.dev.c.p.host.memlock(len(mem), err))
+		return nil, p.dev.failure(what, p.dev.c.p.host.memlock(len(mem), unpinnable(err)))
 	}
 	p.add(m)
 	p.list(m)
@@ -175,6 +175,18 @@ func register(odp bool, reg func(onDemand bool) error) error {
 		return reg(true)
 	}
 	return err
+}
+
+// unpinnable says what it takes to register memory that a device cannot pin.
+func unpinnable(err error) error {
+	if !errors.Is(err, syscall.EOPNOTSUPP) {
+		return err
+	}
+	return &Fault{
+		What: "the device cannot pin this memory, and has no on-demand paging, which files on persistent memory (DAX) need, whatever their size",
+		Fix:  "use a device that has it (ibv_devinfo -v: odp), the memory by itself (/dev/dax*), a file on a disk, or the embedded device, softroce",
+		Err:  err,
+	}
 }
 
 // Bytes implements [verbs.MR].
