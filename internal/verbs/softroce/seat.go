@@ -18,10 +18,15 @@ type seat struct {
 	told  atomic.Uint64 // calls of Notify on the device
 
 	// Of who has taken it.
-	before  uint64 // told, then
-	crowded uint   // how often it did not pay, lately
-	skips   atomic.Int32
+	by          atomic.Pointer[cq] // its queue
+	own         atomic.Uint64      // calls of its Notify
+	before, had uint64             // told and own, then
+	crowded     uint               // how often it did not pay, lately
+	skips       atomic.Int32
 }
+
+// place is the seat for one who waits for a completion queue.
+type place struct{ c *cq }
 
 // maxCrowded is such that at most one of 64 waits sits where that does not pay.
 const maxCrowded = 6
@@ -33,11 +38,33 @@ func (c *cq) Seat() verbs.Seat {
 	if c.dev.spins.net == nil {
 		return nil
 	}
-	return &c.dev.seat
+	return place{c}
+}
+
+// tell counts the calls of Notify that are due.
+func (s *seat) tell(notify []*cq) {
+	s.told.Add(uint64(len(notify)))
+	by := s.by.Load()
+	for _, c := range notify {
+		if c == by {
+			s.own.Add(1)
+		}
+	}
 }
 
 // Take implements [verbs.Seat].
-func (s *seat) Take() bool {
+func (p place) Take() bool { return p.c.dev.seat.take(p.c) }
+
+// Sit implements [verbs.Seat].
+func (p place) Sit(done func() bool) { p.c.dev.spins.net.Sit(done) }
+
+// Stand implements [verbs.Seat].
+func (p place) Stand() { p.c.dev.spins.net.Stand() }
+
+// Leave implements [verbs.Seat].
+func (p place) Leave() { p.c.dev.seat.leave() }
+
+func (s *seat) take(c *cq) bool {
 	if s.taken.Load() || s.skips.Load() > 0 && s.skips.Add(-1) >= 0 || !s.taken.CompareAndSwap(false, true) {
 		return false
 	}
@@ -45,22 +72,17 @@ func (s *seat) Take() bool {
 		s.taken.Store(false)
 		return false
 	}
-	s.before = s.told.Load()
+	s.by.Store(c)
+	s.before, s.had = s.told.Load(), s.own.Load()
 	s.dev.spins.sit(s.dev.now())
 	return true
 }
 
-// Sit implements [verbs.Seat].
-func (s *seat) Sit(done func() bool) { s.dev.spins.net.Sit(done) }
-
-// Stand implements [verbs.Seat].
-func (s *seat) Stand() { s.dev.spins.net.Stand() }
-
-// Leave implements [verbs.Seat].
-func (s *seat) Leave() {
+func (s *seat) leave() {
 	d := s.dev
-	// Who sits is told once itself, unless it is called away.
-	if s.told.Load()-s.before != 1 {
+	s.by.Store(nil)
+	// Who sits is told itself, unless it is called away: once, or until there is enough of what it waits for.
+	if own := s.own.Load() - s.had; own == 0 || s.told.Load()-s.before != own {
 		s.crowded = min(s.crowded+2, maxCrowded)
 		s.skips.Store(1<<s.crowded - 1)
 	} else if s.crowded > 0 {

@@ -35,7 +35,7 @@ func TestSeat(t *testing.T) {
 		require.Equal(t, netio.BySitter, net.is())
 		time.Sleep(time.Hour)
 		require.Equal(t, netio.BySitter, net.is())
-		dev.seat.told.Add(1)
+		dev.seat.tell([]*cq{q})
 		require.False(t, dev.spins.timed, "nothing is to be seen to while one sits")
 		seat.Leave()
 		require.Equal(t, netio.ByOwn, net.is(), "armed")
@@ -45,7 +45,7 @@ func TestSeat(t *testing.T) {
 		synctest.Wait() // disarms
 		for range 2 {
 			require.True(t, seat.Take())
-			dev.seat.told.Add(1)
+			dev.seat.tell([]*cq{q})
 			seat.Leave()
 		}
 		require.Equal(t, netio.BySitter, net.is(), "it came back at once")
@@ -71,31 +71,33 @@ func TestSeatOfACrowd(t *testing.T) {
 		p := newPeer(t, link{})
 		dev := p.end.dev
 		dev.spins.net = &quietNet{}
-		seat := p.end.cq.(*cq).Seat()
+		self, other := p.end.cq.(*cq), new(cq)
+		seat := self.Seat()
 		dev.seat.skips.Store(0)
-		sit := func(told uint64) (n int) {
+		sit := func(told ...*cq) (n int) {
 			for range 640 {
 				if seat.Take() {
 					n++
-					dev.seat.told.Add(told)
+					dev.seat.tell(told)
 					seat.Leave()
 				}
 			}
 			return n
 		}
-		require.Equal(t, 640, sit(1), "told itself")
-		for _, told := range []uint64{2, 0} {
-			crowd := sit(told)
+		require.Equal(t, 640, sit(self), "told itself")
+		require.Equal(t, 640, sit(self, self, self), "and nobody else")
+		for _, told := range [][]*cq{{other}, {self, other}, nil} {
+			crowd := sit(told...)
 			require.Less(t, crowd, 20)
 			require.Greater(t, crowd, 9)
-			sit(1)
-			require.Equal(t, 640, sit(1))
+			sit(self)
+			require.Equal(t, 640, sit(self))
 		}
 		n := 0
 		for i := range 640 {
 			if seat.Take() {
 				n++
-				dev.seat.told.Add(uint64(i % 2))
+				dev.seat.tell([]*cq{self}[:i%2])
 				seat.Leave()
 			}
 		}
@@ -119,7 +121,7 @@ func TestSeatHolds(t *testing.T) {
 				seat := h.end.cq.(*cq).Seat()
 				for range 2 {
 					require.True(t, seat.Take())
-					dev.seat.told.Add(1)
+					dev.seat.tell([]*cq{h.end.cq.(*cq)})
 					seat.Leave()
 				}
 				require.True(t, seat.Take())

@@ -109,7 +109,7 @@ func (w *work) end(handlersHere bool) {
 	}
 	// Who waits is woken first; acknowledgements have time.
 	if len(w.notify) > 0 || len(w.met) > 0 {
-		d.seat.told.Add(uint64(len(w.notify)))
+		d.seat.tell(w.notify)
 		if handlersHere && d.polling.Load() == 0 {
 			for _, q := range w.met {
 				q.met()
