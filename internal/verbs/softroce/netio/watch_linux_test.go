@@ -121,7 +121,7 @@ func TestTellsOnce(t *testing.T) {
 func TestSettled(t *testing.T) {
 	was := tellsOnce
 	tellsOnce = func() bool { return true }
-	defer func() { tellsOnce = was }()
+	t.Cleanup(func() { tellsOnce = was }) // after those of the tests below, which close what reads it
 	for _, f := range []func(*testing.T){TestQuiet, TestQuietOfABusySocket, TestSit, TestSitFollowsTraffic} {
 		f(t)
 	}
