@@ -75,6 +75,7 @@ type rxSock struct {
 	closed bool
 	addrs  addrCache
 	flows  [64]flow
+	last   wire.Flow
 }
 
 func (u *UDP) newRxSock(fd int, v6 bool) (*rxSock, error) {
@@ -263,7 +264,7 @@ func (s *rxSock) accept(p *Packet, d []byte, fl *flow, n int) bool {
 		s.refused(p, d, "no RoCE packet has this length")
 		return false
 	}
-	id, ok := wire.Verify(p.Remote.Addr(), p.Local, p.Remote.Port(), d, fl.expect(n))
+	id, ok := s.last.Verify(p.Remote.Addr(), p.Local, p.Remote.Port(), d, fl.expect(n))
 	if ok && !s.v6 {
 		ok = fl.seen(id, n)
 	}

@@ -98,6 +98,7 @@ type txState struct {
 	msgs  [MaxBatch]unix.Mmsghdr
 	grps  [MaxBatch]txGroup
 	iovs  []unix.Iovec
+	flow  wire.Flow
 }
 
 // txGroup is the packets of one message: grps[i] is those of msgs[i].
@@ -349,7 +350,7 @@ func sameWay(p, q *Path) bool {
 func seal(s txSock, b *TxBatch, st *txState, i uint8, id uint16) {
 	p := &b.pkts[i]
 	frags := b.frags[p.frag : p.frag+p.nfrag]
-	crc := wire.ICRCStart(p.path.Local, p.path.Remote, s.port, udpHeader+p.length(), id)
+	crc := st.flow.ICRCStart(p.path.Local, p.path.Remote, s.port, udpHeader+p.length(), id)
 	crc = wire.ICRCHeader(crc, p.hdr)
 	st.iov(p.hdr)
 	for _, f := range frags {

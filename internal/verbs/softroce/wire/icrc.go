@@ -70,6 +70,28 @@ func putUDP(h []byte, srcPort uint16, udpLen int) {
 	h[6], h[7] = 0xFF, 0xFF // checksum
 }
 
+// Flow remembers the state after the IP and UDP headers of the last datagram: most that follow differ in their
+// identification at most, and there are as many bytes before a BTH as in one. The zero Flow is ready for use.
+type Flow struct {
+	src, dst netip.Addr
+	srcPort  uint16
+	udpLen   int
+	v4       bool
+	crc      uint32 // with identification 0
+}
+
+// ICRCStart is [ICRCStart].
+func (f *Flow) ICRCStart(src, dst netip.Addr, srcPort uint16, udpLen int, ipID uint16) uint32 {
+	if udpLen != f.udpLen || srcPort != f.srcPort || src != f.src || dst != f.dst {
+		*f = Flow{src, dst, srcPort, udpLen, src.Is4() && dst.Is4(), ICRCStart(src, dst, srcPort, udpLen, 0)}
+	}
+	if !f.v4 {
+		return f.crc
+	}
+	// A CRC is linear: what the identification changes does not depend on the rest.
+	return f.crc ^ identEffect[0][ipID>>8] ^ identEffect[1][byte(ipID)]
+}
+
 // ICRCHeader continues crc over a BTH and its extension headers. hdr begins with
 // the BTH; what follows its twelve bytes may be anything that is covered as it is.
 func ICRCHeader(crc uint32, hdr []byte) uint32 {
@@ -109,7 +131,19 @@ func init() {
 			slicing[i][b] = c
 		}
 	}
+	// From here on the headers' bytes may be zeros, and so may those before.
+	for b := range 256 {
+		var h [identToEnd]byte
+		none := crcShort(0, h[:])
+		h[0] = byte(b)
+		identEffect[0][b] = crcShort(0, h[:]) ^ none
+		h[0], h[1] = 0, byte(b)
+		identEffect[1][b] = crcShort(0, h[:]) ^ none
+	}
 }
+
+// identEffect is what the first and the second byte of an IPv4 identification change in the state after the UDP header.
+var identEffect [2][256]uint32
 
 // crcShort is crc32.Update for the IEEE polynomial and short p.
 func crcShort(crc uint32, p []byte) uint32 {

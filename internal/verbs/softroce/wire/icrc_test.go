@@ -86,6 +86,31 @@ func TestICRC(t *testing.T) {
 	})
 }
 
+// TestFlow: what is remembered of one datagram is used for those that it holds of, and no others.
+func TestFlow(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		var f Flow
+		src, dst := addr4a, addr4b
+		port, length := uint16(4791), 60
+		for range rapid.IntRange(1, 20).Draw(t, "datagrams") {
+			switch rapid.IntRange(0, 5).Draw(t, "change") {
+			case 0:
+				src, dst = dst, src
+			case 1:
+				src, dst = addr6a, addr6b
+			case 2:
+				src, dst = addr4a, addr4b
+			case 3:
+				port = rapid.Uint16().Draw(t, "port")
+			case 4:
+				length = rapid.IntRange(24, 65515).Draw(t, "length")
+			}
+			id := rapid.Uint16().Draw(t, "id")
+			require.Equal(t, ICRCStart(src, dst, port, length, id), f.ICRCStart(src, dst, port, length, id))
+		}
+	})
+}
+
 func TestVerify(t *testing.T) {
 	r := rand.New(rand.NewPCG(5, 6))
 	lengths := []int{12, 16, 20, 28, 40, 44, 48, 256, 1040, 4096 + 28, 4*tableWords - 4, 4 * tableWords, 8192, 65504}
@@ -214,6 +239,7 @@ func TestAllocs(t *testing.T) {
 	var p Packet
 	var err error
 	var sum uint32
+	var flow Flow
 	for name, f := range map[string]func(){
 		"Decode":        func() { err = p.Decode(body) },
 		"Decode error":  func() { err = p.Decode(body[:20]) },
@@ -221,6 +247,8 @@ func TestAllocs(t *testing.T) {
 		"ICRC":          func() { sum += ICRCBytes(ICRCHeader(ICRCStart(addr4a, addr4b, 4791, 60, 0), out[:28]), body) },
 		"ICRC v6":       func() { sum += ICRCHeader(ICRCStart(addr6a, addr6b, 4791, 60, 0), out[:28]) },
 		"PutICRC":       func() { PutICRC(out, sum) },
+		"Flow":          func() { sum += flow.ICRCStart(addr4a, addr4b, 4791, 60, uint16(sum)) },
+		"Flow.Verify":   func() { flow.Verify(addr4a, addr4b, 4791, d4, 7) },
 		"Verify":        func() { Verify(addr4a, addr4b, 4791, d4, 7) },
 		"Verify solved": func() { Verify(addr4a, addr4b, 4791, d4, 8) },
 		"Verify refused": func() {

@@ -15,6 +15,12 @@ import (
 // every known sender sets it, but a header without it is solved for too. The id
 // of an IPv6 datagram is 0.
 func Verify(src, dst netip.Addr, srcPort uint16, datagram []byte, expectID uint16) (id uint16, ok bool) {
+	var f Flow
+	return f.Verify(src, dst, srcPort, datagram, expectID)
+}
+
+// Verify is [Verify].
+func (f *Flow) Verify(src, dst netip.Addr, srcPort uint16, datagram []byte, expectID uint16) (id uint16, ok bool) {
 	n := len(datagram) - ICRCLen
 	if n < BTHLen {
 		return 0, false
@@ -24,7 +30,7 @@ func Verify(src, dst netip.Addr, srcPort uint16, datagram []byte, expectID uint1
 		return 0, false
 	}
 	got := binary.LittleEndian.Uint32(datagram[n:])
-	c := ICRCStart(src, dst, srcPort, udpHdrLen+len(datagram), expectID)
+	c := f.ICRCStart(src, dst, srcPort, udpHdrLen+len(datagram), expectID)
 	if n <= MaxHeaderLen {
 		c = ICRCHeader(c, datagram[:n])
 	} else {
