@@ -415,6 +415,7 @@ func (c *Conn) close() error {
 	c.flush()
 	c.shut.Store(true)
 	c.bell.ring()
+	c.bell.close()
 	if e := c.poller.CQ().Close(); err == nil {
 		err = e
 	}

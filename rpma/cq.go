@@ -145,6 +145,7 @@ type bell struct {
 	mu      sync.Mutex
 	waiting []*ear
 	free    []*ear
+	closed  bool
 }
 
 // ear is one who waits.
@@ -175,7 +176,7 @@ func (b *bell) wait(ctx context.Context, op string, ready func() bool) error {
 	b.n.Store(int32(len(b.waiting)))
 	b.mu.Unlock()
 
-	e.side.SetDone(ctx.Done())
+	e.side.SetContext(ctx)
 	var err error
 	for !ready() {
 		if ctx.Err() != nil {
@@ -186,7 +187,6 @@ func (b *bell) wait(ctx context.Context, op string, ready func() bool) error {
 			break
 		}
 	}
-	e.side.SetDone(nil)
 
 	b.mu.Lock()
 	for i, o := range b.waiting {
@@ -199,11 +199,24 @@ func (b *bell) wait(ctx context.Context, op string, ready func() bool) error {
 		}
 	}
 	b.n.Store(int32(len(b.waiting)))
-	if len(b.free) < maxFree {
+	if b.closed || len(b.free) == maxFree {
+		e.side.Forget()
+	} else {
 		b.free = append(b.free, e)
 	}
 	b.mu.Unlock()
 	return err
+}
+
+// close lets go of what is kept for the next one who waits.
+func (b *bell) close() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.closed = true
+	for _, e := range b.free {
+		e.side.Forget()
+	}
+	b.free = nil
 }
 
 // ring wakes those who have something to see. No lock of a connection is held.

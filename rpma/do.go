@@ -47,8 +47,6 @@ func (c *Conn) Do(ctx context.Context, ops ...Op) error {
 	case ctx.Err() != nil:
 		return waitError("do", ErrNoCompletion, ctx)
 	}
-	done := ctx.Done()
-
 	c.mu.Lock()
 	d := c.getDoing()
 	var at cursor
@@ -62,7 +60,7 @@ func (c *Conn) Do(ctx context.Context, ops ...Op) error {
 		c.enqueue(d)
 		d.flag.Store(false)
 		c.mu.Unlock()
-		err = c.await(ctx, done, d)
+		err = c.await(ctx, d)
 		c.mu.Lock()
 		if err != nil {
 			break
@@ -73,7 +71,7 @@ func (c *Conn) Do(ctx context.Context, ops ...Op) error {
 	if err == nil && d.pending > 0 {
 		d.flag.Store(false)
 		c.mu.Unlock()
-		err = c.await(ctx, done, d)
+		err = c.await(ctx, d)
 		c.mu.Lock()
 	}
 	if err == nil && d.failed {
@@ -88,10 +86,10 @@ func (c *Conn) Do(ctx context.Context, ops ...Op) error {
 }
 
 // await waits until the doing is told to go on.
-func (c *Conn) await(ctx context.Context, done <-chan struct{}, d *doing) error {
-	d.side.SetDone(done)
+func (c *Conn) await(ctx context.Context, d *doing) error {
+	d.side.SetContext(ctx)
 	for !d.flag.Load() {
-		if done != nil && ctx.Err() != nil {
+		if ctx.Err() != nil {
 			return waitError("do", ErrNoCompletion, ctx)
 		}
 		if err := c.poller.Wait(d.side); err != nil {
@@ -205,6 +203,9 @@ func (c *Conn) getDoing() *doing {
 }
 
 func (c *Conn) putDoing(d *doing) {
+	if c.closed {
+		d.side.Forget()
+	}
 	if c.frees == maxFreeDoings {
 		return
 	}

@@ -357,6 +357,9 @@ func (c *Conn) flushSends() {
 func (c *Conn) closeSends() {
 	c.mu.Lock()
 	c.closed = true
+	for d := c.free; d != nil; d = d.next {
+		d.side.Forget()
+	}
 	c.admitAll()
 	c.mu.Unlock()
 }

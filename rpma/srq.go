@@ -187,6 +187,7 @@ func (s *SRQ) Close() error {
 	if s.own {
 		s.closed.Store(true)
 		s.bell.ring()
+		s.bell.close()
 		if e := s.poller.CQ().Close(); err == nil {
 			err = e
 		}

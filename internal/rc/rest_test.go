@@ -1,6 +1,7 @@
 package rc
 
 import (
+	"context"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -8,6 +9,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-rdma/rdma/internal/race"
 	"github.com/go-rdma/rdma/internal/verbs"
 )
 
@@ -272,5 +274,60 @@ func TestParkAtASeat(t *testing.T) {
 	h.a.SetDone(done)
 	require.NoError(t, c.Wait(h.a))
 	require.Equal(t, 10, seat.sat)
+	require.False(t, seat.taken)
+
+	// That it was told before counts for the next wait, which it ends too early.
+	h.a.SetDone(nil)
+	usual := seat.sit
+	seat.sit = func(done func() bool) { require.True(t, done()) }
+	require.NoError(t, c.Wait(h.a))
+	seat.sit = usual
+
+	// One that could end by a context sits, and is called away by its end. With the same context the next wait costs nothing.
+	for range 2 {
+		ctx, cancel := context.WithCancel(t.Context())
+		h.a.SetContext(ctx)
+		for range 3 {
+			before := seat.sat
+			want = h.next.Load() + 1
+			require.NoError(t, c.Wait(h.a))
+			require.Equal(t, before+1, seat.sat)
+		}
+		if !race.Enabled {
+			allocs := func(set func()) float64 {
+				return testing.AllocsPerRun(20, func() {
+					want = h.next.Load() + 1
+					set()
+					if c.Wait(h.a) != nil {
+						panic("not met")
+					}
+				})
+			}
+			with := allocs(func() { h.a.SetContext(ctx) })
+			require.Equal(t, allocs(func() { h.a.SetDone(nil) }), with, "beside the test's own")
+			h.a.SetContext(ctx)
+		}
+		sit := seat.sit
+		seat.sit = func(done func() bool) {
+			cancel()
+			for !done() {
+				time.Sleep(time.Millisecond)
+			}
+		}
+		want = h.next.Load() + 1
+		require.NoError(t, c.Wait(h.a))
+		require.Less(t, h.next.Load(), want)
+		seat.sit = sit
+		before := seat.sat
+		require.NoError(t, c.Wait(h.a), "it has ended")
+		require.Equal(t, before, seat.sat)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	h.a.SetContext(ctx)
+	want = h.next.Load() + 1
+	require.NoError(t, c.Wait(h.a))
+	h.a.Forget()
+	cancel()
+	require.Zero(t, c.parked.Load())
 	require.False(t, seat.taken)
 }

@@ -1,6 +1,7 @@
 package rc
 
 import (
+	"context"
 	"runtime"
 	"sync/atomic"
 	"time"
@@ -13,7 +14,10 @@ import (
 type Side struct {
 	waiter *verbs.Waiter
 	ready  func() bool
-	done   <-chan struct{}        // nil, or closed when the wait is over
+	done   <-chan struct{} // nil, or closed when the wait is over
+	ctx    context.Context // whose done that is, or nil
+	heeded <-chan struct{} // done of the context that signals when it ends
+	unheed func() bool
 	parked atomic.Pointer[Poller] // nil once it was signaled
 	spin   Spinner
 	yields yields
@@ -31,7 +35,34 @@ func (s *Side) Err() error { return s.waiter.Err() }
 func (s *Side) SetDeadline(t time.Time) { s.waiter.SetDeadline(t) }
 
 // SetDone makes waits return when done is closed. It is called by who waits, between waits; nil lifts it.
-func (s *Side) SetDone(done <-chan struct{}) { s.done = done }
+func (s *Side) SetDone(done <-chan struct{}) { s.ctx, s.done = nil, done }
+
+// SetContext is SetDone for the end of ctx. Of the context of a wait that slept something is kept until Forget, so that the next one with it
+// costs nothing.
+func (s *Side) SetContext(ctx context.Context) { s.ctx, s.done = ctx, ctx.Done() }
+
+// Forget lets go of contexts. Nobody waits.
+func (s *Side) Forget() {
+	if s.unheed != nil {
+		s.unheed()
+	}
+	s.ctx, s.done, s.heeded, s.unheed = nil, nil, nil, nil
+}
+
+// heed sees to it that the side is signaled when the wait is over, and tells whether it is.
+func (s *Side) heed() bool {
+	if s.done == s.heeded || s.done == nil {
+		return true
+	}
+	if s.ctx == nil {
+		return false
+	}
+	if s.unheed != nil {
+		s.unheed()
+	}
+	s.heeded, s.unheed = s.done, context.AfterFunc(s.ctx, s.Signal)
+	return true
+}
 
 // over tells whether there is no sense in waiting any more, whatever the condition.
 func (s *Side) over() bool {
@@ -97,16 +128,20 @@ func (p *Poller) spin(s *Side) (met bool) {
 
 // park sleeps until the side is signaled: where the provider's news come in, if nobody else is there.
 func (p *Poller) park(s *Side) (err error) {
-	sits := p.seat != nil && s.done == nil && p.seat.Take()
+	sits := p.seat != nil && p.seat.Take()
+	if sits && !s.heed() {
+		p.seat.Leave()
+		sits = false
+	}
 	p.parked.Add(1)
 	s.parked.Store(p)
 	p.Attend()
-	if s.ready() {
+	if s.ready() || s.over() {
 		s.unpark()
 		if sits {
 			p.seat.Leave()
 		}
-		return nil
+		return s.waiter.Err()
 	}
 	p.parks.Add(1)
 	start := now()
