@@ -18,7 +18,7 @@ import (
 type cq struct {
 	dev    *device
 	num    uint32
-	arm    *atomic.Uint32 // on the board: 1 while armed. Who makes it 0 has Notify called
+	arm    *atomic.Uint32 // on the board: armed, or seated. Who changes it has Notify called
 	depth  int
 	notify func()
 
@@ -34,6 +34,7 @@ type cq struct {
 	head, n   int
 	failed    bool
 	closed    bool
+	knocks    bool // somebody sits at the link's porch for it
 	users     int
 	seats     []cqSeat // of an open device's
 	notifying int
@@ -108,7 +109,11 @@ func (c *cq) Arm() error {
 	if c.closed {
 		return errClosedCQ
 	}
-	c.arm.Store(1)
+	if c.knocks {
+		c.arm.Store(seated)
+	} else {
+		c.arm.Store(armed)
+	}
 	c.armSeats()
 	return nil
 }
@@ -171,7 +176,7 @@ func (c *cq) push(wc *verbs.WC, q *qp, pos uint64) {
 		c.n++
 		c.count.Store(int64(c.n))
 	}
-	if c.arm.Load() != 0 && c.arm.CompareAndSwap(1, 0) && c.notify != nil {
+	if a := c.arm.Load(); (a == armed || a == seated) && c.arm.CompareAndSwap(a, unarmed) && c.notify != nil {
 		c.dev.notifier.add(c)
 	}
 }

@@ -29,6 +29,8 @@ func (l *link) handle(data []byte, fd int) error {
 			c.gotReject(int(h.Extra), body)
 		}
 		return nil
+	case h.Kind == msgPorch && len(body) == 0:
+		return l.gotPorch(fd)
 	case h.Kind == msgAsk:
 		return l.gotQuestion(h, body)
 	case h.Kind == msgAnswer:
@@ -48,6 +50,7 @@ func (l *link) handle(data []byte, fd int) error {
 		l.used[h.ID] = false
 	case msgBell:
 		if c := l.dev.cq(h.ID); c != nil && c.rung() {
+			c.arm.CompareAndSwap(knocked, unarmed) // it could not knock
 			l.rx.due = append(l.rx.due, c)
 		}
 	case msgReceives:

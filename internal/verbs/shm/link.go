@@ -25,6 +25,7 @@ type link struct {
 	f      *os.File
 	rc     syscall.RawConn
 
+	porch    atomic.Pointer[porch]   // nil until it has come, or if there is none
 	board    atomic.Pointer[mapping] // the peer's; nil until it has come
 	segments [maxSegments]atomic.Pointer[mapping]
 	dead     atomic.Bool
@@ -86,6 +87,9 @@ func (d *device) newLink(fd int, active bool, peer [16]byte, cred verbs.Cred) (*
 	l.send(appendBody(putHeader(&b, header{Kind: msgSegment}), uint64(boardSize)), d.boardFd)
 	_ = unix.Close(d.boardFd)
 	d.boardFd = -1
+	if active {
+		l.openPorch()
+	}
 	return l, nil
 }
 
@@ -294,6 +298,9 @@ func (l *link) serve() {
 	l.tx.Lock()
 	l.tx.fd = -1
 	l.tx.Unlock()
+	if p := l.porch.Load(); p != nil {
+		p.close()
+	}
 	_ = l.f.Close()
 	l.dev.settle()
 }

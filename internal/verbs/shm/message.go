@@ -40,13 +40,15 @@ const (
 	msgAsk    // queue pair id shall do what follows
 	msgAnswer // to a msgAsk; the flag is the status
 
-	lastMessage = msgAnswer
+	msgPorch // the socket to knock at, and to hear knocks; from the active side
+
+	lastMessage = msgPorch
 )
 
 // Numbers of the protocol. Another version is another protocol.
 const (
 	magic   = 0x4d485352 // RSHM
-	version = 2
+	version = 3
 
 	maxMessage = 1024
 	headerLen  = 8

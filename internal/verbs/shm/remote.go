@@ -184,10 +184,30 @@ func (l *link) ring(r *remote, cq uint32, at *[2]uint32) {
 
 // bell has the peer notified if one of its completion queues is armed.
 func (l *link) bell(board []byte, cq uint32) {
-	if w := armWord(board, cq); w.Load() != 0 && w.CompareAndSwap(1, 0) {
-		l.tell(header{Kind: msgBell, ID: cq})
+	w := armWord(board, cq)
+	for range bellTries {
+		switch a := w.Load(); a {
+		case armed:
+			if w.CompareAndSwap(armed, unarmed) {
+				l.tell(header{Kind: msgBell, ID: cq})
+				return
+			}
+		case seated:
+			if w.CompareAndSwap(seated, knocked) {
+				if !l.knock() {
+					l.tell(header{Kind: msgBell, ID: cq})
+				}
+				return
+			}
+		default:
+			return
+		}
 	}
+	l.tell(header{Kind: msgBell, ID: cq})
 }
+
+// bellTries bounds how often the peer may change its mind while it is to be told.
+const bellTries = 16
 
 // access is one access to the peer's memory.
 type access struct {
