@@ -126,7 +126,11 @@ func TestStreamsOverBadNetworks(t *testing.T) {
 
 // TestSameSeedSameStream: a stream that is written and read at leisure meets the same chances in every run.
 func TestSameSeedSameStream(t *testing.T) {
-	once := func() (st simnet.Stats, took time.Duration) {
+	type outcome struct {
+		st   simnet.Stats
+		took time.Duration
+	}
+	once := func() (o outcome) {
 		synctest.Test(t, func(t *testing.T) {
 			w := newWorldSeed(t, 5, simnet.Options{Delay: 50 * time.Microsecond, Loss: 0.1, Dup: 0.05, Reorder: 0.05}, nil)
 			c, s := w.pair()
@@ -139,21 +143,22 @@ func TestSameSeedSameStream(t *testing.T) {
 			}
 			require.NoError(t, c.CloseWrite())
 			wg.Wait()
-			st, took = w.net.Stats(), time.Since(start)
+			o = outcome{w.net.Stats(), time.Since(start)}
 		})
-		return st, took
+		return o
 	}
 	// Of two goroutines that are ready at one instant either may be first, which seldom matters.
-	st, took := once()
 	const runs = 50
-	same := 0
+	same := map[outcome]int{}
+	var most outcome
 	for range runs {
-		if again, againTook := once(); again == st && againTook == took {
-			same++
+		o := once()
+		if same[o]++; same[o] > same[most] {
+			most = o
 		}
 	}
-	require.GreaterOrEqual(t, same, runs*9/10)
-	require.NotZero(t, st.Lost)
+	require.GreaterOrEqual(t, same[most], runs*9/10)
+	require.NotZero(t, most.st.Lost)
 }
 
 // TestStreamsCrossThePSNWrap: 2^24 is reached on the way, with losses before, at and behind it.

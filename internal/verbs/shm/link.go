@@ -25,7 +25,8 @@ type link struct {
 	f      *os.File
 	rc     syscall.RawConn
 
-	porch    atomic.Pointer[porch]   // nil until it has come, or if there is none
+	porch    *porch // nil: none
+	knocker  knocker
 	board    atomic.Pointer[mapping] // the peer's; nil until it has come
 	segments [maxSegments]atomic.Pointer[mapping]
 	dead     atomic.Bool
@@ -81,15 +82,14 @@ func (d *device) newLink(fd int, active bool, peer [16]byte, cred verbs.Cred) (*
 		return nil, err
 	}
 	l.rc, l.tx.fd = rc, fd
+	l.knocker.fd = -1
 	d.link = l
 	d.settled = false
 	var b [headerLen]byte
 	l.send(appendBody(putHeader(&b, header{Kind: msgSegment}), uint64(boardSize)), d.boardFd)
 	_ = unix.Close(d.boardFd)
 	d.boardFd = -1
-	if active {
-		l.openPorch()
-	}
+	l.openPorch()
 	return l, nil
 }
 
@@ -298,9 +298,7 @@ func (l *link) serve() {
 	l.tx.Lock()
 	l.tx.fd = -1
 	l.tx.Unlock()
-	if p := l.porch.Load(); p != nil {
-		p.close()
-	}
+	l.closePorch()
 	_ = l.f.Close()
 	l.dev.settle()
 }

@@ -40,7 +40,7 @@ const (
 	msgAsk    // queue pair id shall do what follows
 	msgAnswer // to a msgAsk; the flag is the status
 
-	msgPorch // the socket to knock at, and to hear knocks; from the active side
+	msgPorch // the pipe to knock with
 
 	lastMessage = msgPorch
 )

@@ -4,6 +4,7 @@ package shm
 
 import (
 	"os"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -17,24 +18,29 @@ import (
 // porch is where one goroutine of the process waits for the peer of a link, which knocks instead of ringing a bell: that would
 // wake the goroutine that reads the link, and it another one. Who sits has armed its queue by another value of the word on the board.
 //
-// The porches of both ends are the ends of a pair of sockets, made by the active side.
+// It is the reading end of a pipe, of which the peer has the other: unlike a socket's, its buffer's being empty again is no news to
+// who has written, and wakes nobody there.
 type porch struct {
-	f      *os.File
-	rc     syscall.RawConn
-	packet packet
-	read   func(uintptr) bool
+	f    *os.File
+	rc   syscall.RawConn
+	read func(uintptr) bool
+	buf  [64]byte
 
 	holder  atomic.Pointer[cq] // who has taken it
 	since   atomic.Int64       // since when it has heard nothing
 	evicted atomic.Bool        // it shall leave
 	done    func() bool        // of who sits
-	unheard int                // knocks that may be in the socket still, or may yet come; the holder's
 	reading atomic.Bool        // the one who sits does not sleep, and is about to ask done
 
 	mu    sync.Mutex
 	sits  bool
 	stood bool // the file's deadline has been set
-	fd    int  // to knock; -1 once closed
+}
+
+// knocker is the other end of the peer's porch.
+type knocker struct {
+	mu sync.Mutex
+	fd int // -1: none, or closed
 }
 
 // Values of the word that says whether a queue is armed.
@@ -48,85 +54,72 @@ const (
 // idleSeat is how long nothing is heard before another who wants to sit has the one who does leave.
 const idleSeat = int64(5 * time.Millisecond)
 
-// mostUnheard bounds how many knocks are looked for at once: one that could not be sent is looked for in vain.
-const mostUnheard = 4
-
 var past = time.Unix(1, 0)
 
-// newPorch takes an end over, also if it fails.
-func newPorch(fd int) (*porch, error) {
-	domain, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN)
-	if err == nil && domain != unix.AF_UNIX {
-		err = errMessage
+// openPorch makes a porch, and gives the peer what it knocks with. Without one everything works, too.
+func (l *link) openPorch() {
+	var pipe [2]int
+	if unix.Pipe2(pipe[:], unix.O_CLOEXEC|unix.O_NONBLOCK) != nil {
+		return
 	}
-	if err == nil {
-		err = unix.SetNonblock(fd, true) // for Go's poller; the peer may change it, and nothing relies on it
-	}
-	if err != nil {
-		_ = unix.Close(fd)
-		return nil, err
-	}
-	p := &porch{f: os.NewFile(uintptr(fd), "shm"), fd: fd}
+	defer func() { _ = unix.Close(pipe[1]) }()
+	p := &porch{f: os.NewFile(uintptr(pipe[0]), "shm")}
+	var err error
 	if p.rc, err = p.f.SyscallConn(); err != nil {
 		_ = p.f.Close()
-		return nil, err
+		return
 	}
 	p.read = p.hear
-	return p, nil
-}
-
-// openPorch is the active side's part: it gives the peer the other end. Without a porch everything works, too.
-func (l *link) openPorch() {
-	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return
-	}
-	defer func() { _ = unix.Close(pair[1]) }()
-	p, err := newPorch(pair[0])
-	if err != nil {
-		return
-	}
-	l.porch.Store(p)
+	l.porch = p
 	var b [headerLen]byte
-	l.send(putHeader(&b, header{Kind: msgPorch}), pair[1])
+	l.send(putHeader(&b, header{Kind: msgPorch}), pipe[1])
 }
 
-// gotPorch is the passive side's.
+// gotPorch takes what the peer gives to knock with. It is opened anew: whether one waits for room in the pipe is a matter of how it was
+// opened, and not the peer's to say.
 func (l *link) gotPorch(fd int) error {
-	if l.active || l.porch.Load() != nil || fd < 0 {
+	l.knocker.mu.Lock()
+	defer l.knocker.mu.Unlock()
+	var st unix.Stat_t
+	if l.knocker.fd >= 0 || fd < 0 || unix.Fstat(fd, &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFIFO {
 		return errMessage
 	}
-	own, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
-	if err != nil {
-		return os.NewSyscallError("fcntl", err)
+	own, err := unix.Open("/proc/self/fd/"+strconv.Itoa(fd), unix.O_WRONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err == nil { // else bells are rung
+		l.knocker.fd = own
 	}
-	p, err := newPorch(own)
-	if err != nil {
-		return err
-	}
-	l.porch.Store(p)
 	return nil
 }
 
-// close is the end of a link. Who sits gets up.
-func (p *porch) close() {
-	p.mu.Lock()
-	p.fd = -1
-	p.mu.Unlock()
-	_ = p.f.Close()
+// closePorch is the end of a link. Who sits gets up.
+func (l *link) closePorch() {
+	l.knocker.mu.Lock()
+	if l.knocker.fd >= 0 {
+		_ = unix.Close(l.knocker.fd)
+		l.knocker.fd = -1
+	}
+	l.knocker.mu.Unlock()
+	if l.porch != nil {
+		_ = l.porch.f.Close()
+	}
 }
 
 var knock = []byte{1}
 
 // knock wakes the one who sits at the peer's. It is false if that is not possible now.
 func (l *link) knock() bool {
-	p := l.porch.Load()
-	if p == nil {
+	k := &l.knocker
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.fd < 0 {
 		return false
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.fd >= 0 && sendMessage(p.fd, knock, -1) == nil
+	for {
+		_, err := unix.Write(k.fd, knock)
+		if err != unix.EINTR { //nolint:errorlint // a bare errno
+			return err == nil
+		}
+	}
 }
 
 // hear is called whenever somebody may have knocked. It returns false to sleep.
@@ -150,24 +143,19 @@ func (p *porch) hear(fd uintptr) bool {
 	}
 }
 
-// drop takes a knock out of the socket, and those that are left there from before. Nobody waits for one that is still to come: the word
-// says it all, and the knock will only wake somebody for nothing. It is false if the peer is gone.
+// drop takes all knocks out of the pipe. Nobody waits for one that is still to come: the word says it all, and the knock will only
+// wake somebody for nothing. It is false if the peer is gone.
 func (p *porch) drop(fd int) bool {
-	for p.unheard = min(p.unheard+1, mostUnheard); p.unheard > 0; p.unheard-- {
-		n, oobn, _, err := p.packet.receive(fd)
-		if oobn > 0 {
-			if d := descriptor(p.packet.oob[:oobn]); d >= 0 {
-				_ = unix.Close(d)
-			}
-		}
-		if err == unix.EAGAIN { //nolint:errorlint // a bare errno
+	for {
+		n, err := unix.Read(fd, p.buf[:])
+		switch {
+		case err == unix.EINTR: //nolint:errorlint // a bare errno
+		case err == unix.EAGAIN: //nolint:errorlint // likewise
 			return true
-		}
-		if err != nil || n == 0 {
-			return false
+		default:
+			return n > 0
 		}
 	}
-	return true
 }
 
 // sit waits until done says so or the place is no good any more.
@@ -221,13 +209,11 @@ func (c *cq) Seat() verbs.Seat {
 
 // Take implements [verbs.Seat].
 func (s *porchSeat) Take() bool {
-	if s.c.dev.link == nil {
+	l := s.c.dev.link
+	if l == nil || l.porch == nil {
 		return false
 	}
-	p := s.c.dev.link.porch.Load()
-	if p == nil {
-		return false
-	}
+	p := l.porch
 	if !p.holder.CompareAndSwap(nil, s.c) {
 		if nanoseconds()-p.since.Load() > idleSeat && !p.evicted.Swap(true) {
 			p.stand()
@@ -265,12 +251,10 @@ func (s *porchSeat) sitDown(p *porch) bool {
 // Sit implements [verbs.Seat].
 func (s *porchSeat) Sit(done func() bool) { s.p.sit(done) }
 
-// Stand implements [verbs.Seat].
+// Stand implements [verbs.Seat]. It comes after Take.
 func (s *porchSeat) Stand() {
-	if l := s.c.dev.link; l != nil {
-		if p := l.porch.Load(); p != nil && p.holder.Load() == s.c {
-			p.stand()
-		}
+	if p := s.c.dev.link.porch; p.holder.Load() == s.c {
+		p.stand()
 	}
 }
 
@@ -286,9 +270,6 @@ func (s *porchSeat) Leave() {
 	c.mu.Unlock()
 	p := s.p
 	s.p = nil
-	if missed {
-		p.unheard = min(p.unheard+1, mostUnheard)
-	}
 	p.holder.Store(nil)
 	if missed {
 		c.notified()

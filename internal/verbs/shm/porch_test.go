@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/go-rdma/rdma/internal/verbs"
 )
@@ -66,9 +67,14 @@ func sitting(t *testing.T) (x, y *side, w *sitter) {
 		require.NoError(t, err)
 		requireNothingHeld(t, before)
 	})
-	for end := time.Now().Add(10 * time.Second); y.cq.(*cq).dev.link.porch.Load() == nil || x.cq.(*cq).dev.link.porch.Load() == nil; {
-		require.True(t, time.Now().Before(end), "no porch")
-		time.Sleep(time.Millisecond)
+	for _, s := range []*side{x, y} {
+		l := s.cq.(*cq).dev.link
+		require.NotNil(t, l.porch)
+		require.Eventually(t, func() bool {
+			l.knocker.mu.Lock()
+			defer l.knocker.mu.Unlock()
+			return l.knocker.fd >= 0
+		}, 10*time.Second, time.Millisecond)
 	}
 	return x, y, w
 }
@@ -101,7 +107,6 @@ func TestPorch(t *testing.T) {
 		require.Equal(t, verbs.WCRecv, w.next().Op)
 	}
 	require.Positive(t, w.sat)
-	require.Zero(t, y.cq.(*cq).dev.link.porch.Load().unheard)
 }
 
 // TestPorchRaces: whoever sits down and gets up while messages come, by whatever is the reason, misses none.
@@ -183,17 +188,30 @@ func TestPorchEnds(t *testing.T) {
 	require.Equal(t, verbs.WRFlushErr, w.next().Status)
 }
 
-// TestStrangePorch: what is no socket is none to sit at, and breaks the link.
+// TestStrangePorch: what is no pipe is nothing to knock with, and breaks the link; nor is a second one.
 func TestStrangePorch(t *testing.T) {
-	var pipe [2]int
-	require.NoError(t, syscall.Pipe2(pipe[:], syscall.O_CLOEXEC))
-	defer func() { _ = syscall.Close(pipe[1]) }()
-	_, err := newPorch(pipe[0])
-	require.Error(t, err)
-	s, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_DGRAM|syscall.SOCK_CLOEXEC, 0)
+	l := &link{}
+	l.knocker.fd = -1
+	require.ErrorIs(t, l.gotPorch(-1), errMessage)
+	s, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	require.NoError(t, err)
-	_, err = newPorch(s)
-	require.ErrorIs(t, err, errMessage)
-	require.ErrorIs(t, (&link{active: true}).gotPorch(0), errMessage)
-	require.ErrorIs(t, (&link{}).gotPorch(-1), errMessage)
+	defer unix.Close(s)
+	require.ErrorIs(t, l.gotPorch(s), errMessage)
+	var pipe [2]int
+	require.NoError(t, unix.Pipe2(pipe[:], unix.O_CLOEXEC)) // it would block
+	defer unix.Close(pipe[0])
+	defer unix.Close(pipe[1])
+	require.NoError(t, l.gotPorch(pipe[1]))
+	defer l.closePorch()
+	require.ErrorIs(t, l.gotPorch(pipe[1]), errMessage)
+
+	// One that nobody reads is full at some time, and bells are rung.
+	_, err = unix.FcntlInt(uintptr(pipe[1]), unix.F_SETPIPE_SZ, 4096)
+	require.NoError(t, err)
+	n := 0
+	for l.knock() {
+		n++
+		require.Less(t, n, 1<<17)
+	}
+	require.Positive(t, n)
 }
