@@ -82,7 +82,6 @@ func (d *device) newLink(fd int, active bool, peer [16]byte, cred verbs.Cred) (*
 		return nil, err
 	}
 	l.rc, l.tx.fd = rc, fd
-	l.knocker.fd = -1
 	d.link = l
 	d.settled = false
 	var b [headerLen]byte
@@ -103,6 +102,7 @@ func (d *device) prepareLink(active bool, peer [16]byte, cred verbs.Cred) *link 
 		conns: make(map[uint32]*cmid), dying: make(map[dyingRing]block), shared: make(map[uint32]*remoteRing), asked: make(map[uint64]asked),
 	}
 	l.tx.fd = -1
+	l.knocker.fd = -1
 	return l
 }
 
