@@ -256,13 +256,16 @@ func TestCloseUnblocks(t *testing.T) {
 // TestCloseReadUnblocks a Read that waits.
 func TestCloseReadUnblocks(t *testing.T) {
 	w := newWorld(t, simnet.Options{})
-	for range 200 {
+	for i := range 200 {
 		c, s := w.pair()
 		var wg sync.WaitGroup
 		wg.Go(func() {
 			_, err := c.Read(make([]byte, 1))
 			assert.ErrorIs(t, err, io.EOF)
 		})
+		if i%2 == 0 {
+			time.Sleep(time.Millisecond) // it waits by then
+		}
 		assert.NoError(t, c.CloseRead())
 		wait(t, &wg)
 		_, _ = c.Close(), s.Close()

@@ -1,6 +1,7 @@
 package softroce
 
 import (
+	"fmt"
 	"syscall"
 	"testing"
 
@@ -16,9 +17,9 @@ func TestPostErrorsSayWhich(t *testing.T) {
 		p := newPeer(t, link{attr: verbs.QPInitAttr{MaxSendSGE: 2, MaxRecvSGE: 1, MaxSendWR: 4, MaxInline: 64}})
 		q := p.end.q
 		for want, wr := range map[string]verbs.SendWR{
-			"3 gather entries, the limit is 2": {Op: verbs.OpSend, SGL: make([]verbs.SGE, 3)},
-			"inline bytes, the limit is ":      {Op: verbs.OpSend, Inline: make([]byte, maxInline+1)},
-			"bytes, the limit is ":             {Op: verbs.OpSend, SGL: []verbs.SGE{{Length: 1 << 30}, {Length: 1<<30 + 1}}},
+			"3 gather entries, the limit is 2":                                              {Op: verbs.OpSend, SGL: make([]verbs.SGE, 3)},
+			fmt.Sprintf("%d inline bytes, the limit is %d", maxInline+1, q.Cap().MaxInline): {Op: verbs.OpSend, Inline: make([]byte, maxInline+1)},
+			"message of 2147483649 bytes, the limit is 2147483648":                          {Op: verbs.OpSend, SGL: []verbs.SGE{{Length: 1 << 30}, {Length: 1<<30 + 1}}},
 		} {
 			n, err := q.PostSend([]verbs.SendWR{wr})
 			require.Zero(t, n)
