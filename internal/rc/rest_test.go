@@ -304,7 +304,7 @@ func TestParkAtASeat(t *testing.T) {
 				})
 			}
 			with := allocs(func() { h.a.SetContext(ctx) })
-			require.Equal(t, allocs(func() { h.a.SetDone(nil) }), with, "beside the test's own")
+			require.InDelta(t, allocs(func() { h.a.SetDone(nil) }), with, 0.1, "beside the test's own")
 			h.a.SetContext(ctx)
 		}
 		sit := seat.sit
