@@ -331,3 +331,25 @@ func TestParkAtASeat(t *testing.T) {
 	require.Zero(t, c.parked.Load())
 	require.False(t, seat.taken)
 }
+
+// TestSpinsOnABusyMachine: where spins lose the processor for milliseconds they become rare, also if what was waited for had come
+// meanwhile, and are back soon once they pay again.
+func TestSpinsOnABusyMachine(t *testing.T) {
+	procs.Store(2)
+	defer refreshProcs()
+	p := Spinner{score: scoreMax}
+	const waits = 5000
+	spins := func(took, parked int64) (n int) {
+		for range waits {
+			if p.Budget(0, true) > 0 {
+				n++
+				p.Account(true, took)
+			} else {
+				p.Slept(parked)
+			}
+		}
+		return n
+	}
+	require.LessOrEqual(t, spins(int64(3*time.Millisecond), int64(30*time.Microsecond)), 16)
+	require.GreaterOrEqual(t, spins(int64(2*time.Microsecond), int64(30*time.Microsecond)), waits-probeEvery*probeMost-1)
+}

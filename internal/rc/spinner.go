@@ -16,11 +16,15 @@ const (
 	longMax   = int64(time.Millisecond)
 	longProbe = int64(100 * time.Microsecond)
 
+	// No spin lasts so long by itself, but one that a user wishes for.
+	lostTime = 2 * longMax
+
 	// A turn takes longer than this, but where time is simulated none passes.
 	shortestTurn = int64(100 * time.Nanosecond)
 
 	scoreMax   = 8
 	probeEvery = 32 // with a score of 0, one wait of so many spins
+	probeMost  = 32 // times as many, where probes have cost the processor
 )
 
 // Spinner decides whether and how long the next wait spins, by how the last ones went.
@@ -30,6 +34,7 @@ type Spinner struct {
 	park  int64 // how long one took that parked, if not longer than longMax
 	long  bool  // the last one that parked took longer
 	skips int
+	away  int // probes lately that lost the processor, as a power of two
 }
 
 // NewSpinner makes the Spinner of something new, which may pay or not.
@@ -47,7 +52,7 @@ func (p *Spinner) Budget(busyPoll int64, long bool) int64 {
 	case busyPoll > 0:
 		return busyPoll
 	case p.score > 0:
-	case p.skips < probeEvery:
+	case p.skips < probeEvery<<p.away:
 		p.skips++
 		return 0
 	default:
@@ -76,6 +81,15 @@ func (p *Spinner) probe() int64 {
 
 // Account takes how a spin went. A long one paid if it made the wait a third shorter.
 func (p *Spinner) Account(met bool, took int64) {
+	if took > lostTime {
+		// Other programs want the processor, and have it for milliseconds once one who spins lets them run; one who
+		// sleeps and is woken gets it at once.
+		p.score = 0
+		if probeEvery<<p.away < probeEvery*probeMost {
+			p.away++
+		}
+		return
+	}
 	if !met || took > spinMax && took > p.park*2/3 {
 		p.score = max(0, p.score-1)
 		return
@@ -83,6 +97,7 @@ func (p *Spinner) Account(met bool, took int64) {
 	if p.score < scoreMax {
 		p.score++
 	}
+	p.away = 0
 	p.typ += (took - p.typ) / 4
 }
 
