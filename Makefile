@@ -9,20 +9,23 @@ BENCH    =
 VMTIME   = 20m
 VMJOBS   = $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 4 ? 1 : n / 2)))
 RUN      =
+VULNDB   =
+SOAK     =
 MODULES  = $(shell cat tools/modules)
 CMD      = -v -rxe -- ibv_devinfo
 
-.PHONY: help demo test test-vm vm lint bench bench-vm bench-all fuzz format vet rules race nocgo 386 foreign cross
+.PHONY: help demo test test-vm vm lint bench bench-vm bench-all fuzz soak format vet rules race nocgo 386 foreign cross
 
 help:
 	@echo 'make demo    HTTP over RDMA between two processes; DEMO="-size 64" passes flags'
 	@echo 'make test    all checks and tests: format vet rules cross race nocgo 386 foreign fuzz test-vm, each a target too'
 	@echo 'make test-vm tests in a Linux guest with Soft-RoCE, see test/vm/README.md; RUN=TestName picks by regexp'
 	@echo 'make vm      runs a program in such a guest; CMD="-rxe -- ibv_devinfo"'
-	@echo 'make lint    golangci-lint as .golangci.yml says; the first run builds it'
+	@echo 'make lint    golangci-lint as .golangci.yml says, and govulncheck; the first run builds them; VULNDB=file:///dir is a copy of vuln.go.dev'
 	@echo 'make bench   rdmanet beside TCP, Unix sockets, QUIC and UCX in one run, 4 minutes; tables and plots into bench/results; BENCH="-run grid" passes flags'
 	@echo 'make bench-vm  rdmanet beside rsockets and raw verbs on Soft-RoCE in a guest; likewise'
 	@echo 'make bench-all  both, whole: HTTP over a grid and 10,000 connections too; on a machine that does nothing else'
+	@echo 'make soak    processes that dial, write, break off, are stopped and killed, 2 minutes; SOAK="-time 10m -seed 7" passes flags'
 	@echo 'make fuzz    each fuzz target for FUZZTIME ($(FUZZTIME)); FUZZ=FuzzName picks by regexp'
 
 demo:
@@ -43,6 +46,7 @@ vm:
 lint:
 	@echo '== lint: golangci-lint'
 	@set -e; for dir in . test $(MODULES); do echo "== $$dir"; (cd $$dir && $(GO) tool -modfile=$(CURDIR)/tools/go.mod golangci-lint run --allow-parallel-runners ./...); done
+	@GO='$(GO)' VULNDB='$(VULNDB)' sh tools/vuln.sh
 
 bench:
 	cd bench && $(GO) run . $(BENCH)
@@ -56,6 +60,9 @@ bench-all:
 
 fuzz:
 	@GO='$(GO)' FUZZTIME='$(FUZZTIME)' FUZZ='$(FUZZ)' sh tools/fuzz.sh
+
+soak:
+	$(GO) run ./internal/soak $(SOAK)
 
 format:
 	@echo '== format: gofmt'
