@@ -75,6 +75,7 @@ vet:
 
 rules:
 	@GO='$(GO)' sh tools/rules.sh
+	@sh tools/named-tests.sh docs/field-reports.md docs/security.md
 	@sh tools/field-reports.sh
 
 race:
