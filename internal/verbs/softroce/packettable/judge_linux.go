@@ -159,12 +159,13 @@ func newJudge(t *testing.T, cfg Config) *judge {
 // register makes a region.
 func (j *judge) register(t *testing.T, r Region, pd verbs.PD, mem []byte) verbs.MR {
 	off, size := r.at()
-	mr, err := verbs.MR(nil), error(nil)
+	reg := pd.RegMR
 	if p, ok := pd.(verbs.Persister); ok && r == Persistent {
-		mr, err = p.RegPersistentMR(mem[off:off+size], access[r], j.persist)
-	} else {
-		mr, err = pd.RegMR(mem[off:off+size], access[r])
+		reg = func(mem []byte, access verbs.Access) (verbs.MR, error) {
+			return p.RegPersistentMR(mem, access, j.persist)
+		}
 	}
+	mr, err := reg(mem[off:off+size], access[r])
 	if j.Linux && (r == Revocable || r == Flushable || r == Persistent) {
 		require.ErrorIs(t, err, errors.ErrUnsupported)
 		mr, err = pd.RegMR(mem[off:off+size], anyAccess)
