@@ -132,7 +132,7 @@ func (c *cq) PollOrArm(wc []verbs.WC, spin time.Duration, arm bool) (n int, arme
 	}
 	if spin > 0 && len(wc) > 0 {
 		limit := min(int64(spin), spinStep)
-		for start, t := nanoseconds(), int64(0); ; {
+		for start := nanoseconds(); ; {
 			for range spinTurns {
 				if c.gather() || c.count.Load() > 0 {
 					if n, err = c.take(wc); n > 0 || err != nil {
@@ -140,7 +140,8 @@ func (c *cq) PollOrArm(wc []verbs.WC, spin time.Duration, arm bool) (n int, arme
 					}
 				}
 			}
-			if t = nanoseconds(); t-start > spinTight || crowded() {
+			t := nanoseconds()
+			if t-start > spinTight || crowded() {
 				t = yield(t)
 			}
 			if t-start > limit {

@@ -3,6 +3,7 @@
 package shm
 
 import (
+	"errors"
 	"os"
 	"strconv"
 	"sync"
@@ -116,7 +117,7 @@ func (l *link) knock() bool {
 	}
 	for {
 		_, err := unix.Write(k.fd, knock)
-		if err != unix.EINTR { //nolint:errorlint // a bare errno
+		if !errors.Is(err, unix.EINTR) {
 			return err == nil
 		}
 	}
@@ -148,11 +149,10 @@ func (p *porch) hear(fd uintptr) bool {
 func (p *porch) drop(fd int) bool {
 	for {
 		n, err := unix.Read(fd, p.buf[:])
-		switch {
-		case err == unix.EINTR: //nolint:errorlint // a bare errno
-		case err == unix.EAGAIN: //nolint:errorlint // likewise
+		if errors.Is(err, unix.EAGAIN) {
 			return true
-		default:
+		}
+		if !errors.Is(err, unix.EINTR) {
 			return n > 0
 		}
 	}
