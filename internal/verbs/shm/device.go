@@ -57,8 +57,10 @@ type device struct {
 }
 
 // newDevice makes a device that its caller uses.
-func (p *Provider) newDevice() (*device, error) {
-	board, fd, err := newSegment(boardSize)
+func (p *Provider) newDevice() (*device, error) { return p.newDeviceWith(boardSize) }
+
+func (p *Provider) newDeviceWith(size int) (*device, error) {
+	board, fd, err := newSegment(size)
 	if err != nil {
 		return nil, err
 	}

@@ -81,7 +81,7 @@ func (p *Provider) Open(name string) (verbs.Device, error) {
 	if err := p.check(name, 0, verbs.PSTCP); err != nil {
 		return nil, err
 	}
-	d, err := p.newDevice()
+	d, err := p.newDeviceWith(regOff) // nobody sees its board, which is for completion queues
 	if err != nil {
 		return nil, fmt.Errorf("shm: %w", err)
 	}

@@ -74,7 +74,7 @@ type qp struct {
 	stalled   stall
 	since     uint64 // the request that is stalled, of which the timer is
 	timer     *time.Timer
-	timers    uint64 // timers so far
+	until     time.Time // when it fires; zero: it is stopped
 	src, dst  [][]byte
 	accesses  []access
 	stats     verbs.QPStats

@@ -238,7 +238,7 @@ func (q *qp) resumeMissing() {
 // patience notes that the oldest request waits, and tells whether it still may.
 func (q *qp) patience(why stall) bool {
 	if why == q.stalled && q.since == q.head {
-		return q.timer != nil || why == stallRecv && q.rnrRetry == 7
+		return !q.until.IsZero() || why == stallRecv && q.rnrRetry == 7
 	}
 	q.calm()
 	wait := peerPatience
@@ -253,27 +253,30 @@ func (q *qp) patience(why stall) bool {
 		wait = time.Duration(q.rnrRetry) * rnrTime(q.remote.rnrTimer)
 	}
 	q.stalled, q.since = why, q.head
-	q.timers++
-	n := q.timers
-	q.timer = time.AfterFunc(wait, func() { q.impatient(n) })
+	q.until = time.Now().Add(wait)
+	if q.timer == nil {
+		q.timer = time.AfterFunc(wait, q.impatient)
+	} else {
+		q.timer.Reset(wait)
+	}
 	return true
 }
 
-// impatient is the end of patience, of the timer of that number.
-func (q *qp) impatient(n uint64) {
+// impatient is the end of patience. One that was stopped too late comes before it.
+func (q *qp) impatient() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if q.timer != nil && q.timers == n {
-		q.timer = nil
+	if !q.until.IsZero() && !time.Now().Before(q.until) {
+		q.until = time.Time{}
 		q.resumeLocked()
 	}
 }
 
 // calm is told that nothing waits any more.
 func (q *qp) calm() {
-	if q.timer != nil {
+	if !q.until.IsZero() {
 		q.timer.Stop()
-		q.timer = nil
+		q.until = time.Time{}
 	}
 	q.stalled = notStalled
 }
