@@ -121,7 +121,9 @@ func (p *Poller) Poll() {
 func (p *Poller) progress(again bool) {
 	if p.enter() {
 		b := getBatch()
-		p.look(b, 0)
+		if again || p.one == nil || p.armed.Load() || p.eventful.Load() {
+			p.look(b, 0)
+		} // else the arming looks first
 		p.leave(b, again)
 		putBatch(b)
 	}

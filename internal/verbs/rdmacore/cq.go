@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -20,6 +21,8 @@ type cq struct {
 	dev    *device
 	token  uint64
 	onNote func() // CQAttr.Notify
+	shard  *shard // nil without onNote
+	armed  atomic.Bool
 	made   leak.Mark
 
 	mu     sync.Mutex
@@ -65,6 +68,7 @@ func (c *cq) create(depth int) error {
 		if err != nil {
 			return err
 		}
+		c.shard = s
 		ch = s.ch
 		vector = i % max(1, d.attr.vectors)
 	}
@@ -116,8 +120,14 @@ func (c *cq) poll(wc []verbs.WC, spin time.Duration, arm bool) (n int, armed boo
 			return 0, armed, nil, c.failed // the queue is the device's memory
 		}
 		var did bool
+		first := arm && c.arming()
 		n, did, err = corePoll(c.h, wc, c.uds > 0, int(spin), arm)
 		armed = armed || did
+		if did && c.shard != nil {
+			c.shard.seat.attend()
+		} else if first {
+			c.disarmed()
+		}
 		switch {
 		case err != nil:
 			return 0, armed, nil, c.dev.failure("polling", err)
@@ -141,8 +151,15 @@ func (c *cq) Arm() error {
 	case c.failed != nil && c.dev.gone.Load():
 		return c.failed
 	}
+	first := c.arming()
 	if err := coreArm(c.h); err != nil {
+		if first {
+			c.disarmed()
+		}
 		return c.dev.failure("arming a completion queue", err)
+	}
+	if c.shard != nil {
+		c.shard.seat.attend()
 	}
 	return nil
 }
@@ -233,6 +250,7 @@ func (c *cq) Close() error {
 	d.mu.Lock()
 	delete(d.cqs, c.token)
 	d.mu.Unlock()
+	c.disarmed()
 	defer d.release()
 	c.made.Gone()
 	if err := c.destroy(); err != nil && !d.gone.Load() {

@@ -386,6 +386,7 @@ type shard struct {
 	ch    *coreChan
 	drain *drainer
 	buf   [coreEvents]uint64
+	seat  seat
 }
 
 // shard returns the channel for the next completion queue, and its number.
@@ -404,12 +405,12 @@ func (d *device) shard() (*shard, int, error) {
 		return nil, 0, err
 	}
 	s.ch = ch
-	s.drain, err = drain(fd, "completions of "+d.name,
-		s.take, func() {}, nil) // that the device is gone is told elsewhere
-	if err != nil {
+	if s.drain, err = newDrainer(fd, "completions of "+d.name); err != nil {
 		_ = coreDestroyChan(ch) // the first error says more
 		return nil, 0, err
 	}
+	s.seat.init(s.drain, s.take)
+	go s.drain.run(s.take, func() {}, nil) // that the device is gone is told elsewhere
 	d.shards = append(d.shards, s)
 	return s, i, nil
 }
@@ -434,12 +435,14 @@ func (s *shard) notify(tokens []uint64) {
 		c := s.d.cqs[token]
 		s.d.mu.Unlock()
 		if c != nil {
+			c.disarmed()
 			c.notified()
 		}
 	}
 }
 
 func (s *shard) close() {
+	s.seat.close()
 	s.drain.close()
 	s.drain.wait()
 	_ = coreDestroyChan(s.ch) // nobody is left to tell

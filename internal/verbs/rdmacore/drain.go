@@ -17,6 +17,9 @@ type drainer struct {
 	f    *os.File
 	raw  syscall.RawConn
 	done chan struct{} // closed when its goroutine has ended
+
+	// aside is called when nothing can be read any more. It returns true when something can again. It may be nil.
+	aside func() bool
 }
 
 // drain starts a goroutine that calls take until it fails, for another reason than memory, and handle after each success. take is called
@@ -50,6 +53,9 @@ func (d *drainer) run(take func() error, handle func(), failed func(error)) {
 	for {
 		// handle runs outside of Read, so that it may close the drainer.
 		if d.raw.Read(once) != nil {
+			if d.aside != nil && d.aside() {
+				continue
+			}
 			return // closed
 		}
 		if errors.Is(err, syscall.ENOMEM) {
