@@ -15,8 +15,8 @@ import (
 	"github.com/go-rdma/rdma/internal/verbs/softroce/netio"
 )
 
-// nobody is what a provider says of an address that it serves and nobody listens at.
-var nobody = fmt.Errorf("shm: resolving: %w: %w", verbs.ErrNoDevice, &verbs.RejectError{Reason: verbs.RejInvalidServiceID})
+// errNobody is what a provider says of an address that it serves and nobody listens at.
+var errNobody = fmt.Errorf("shm: resolving: %w: %w", verbs.ErrNoDevice, &verbs.RejectError{Reason: verbs.RejInvalidServiceID})
 
 // connected tells which providers a dial went to, and connects to the last of them unless fail says otherwise.
 func connected(t *testing.T, m *Manager, devices string, fail map[string]error) (providers []string, err error) {
@@ -37,13 +37,13 @@ func TestDialChoosesShm(t *testing.T) {
 	assert.Empty(t, append(core.resolved, soft.resolved...), "nothing is looked up for others")
 	assert.False(t, shm.resolved[0].AnyUser)
 
-	shm.resolveErr = nobody
+	shm.resolveErr = errNobody
 	got, err = connected(t, m, "", nil)
 	require.NoError(t, err)
 	assert.Equal(t, []string{RDMACore}, got)
 	core.resolveErr = verbs.ErrNoDevice
 	for _, e := range []error{
-		nobody,
+		errNobody,
 		verbs.ErrNoDevice,
 		fmt.Errorf("another version: %w", syscall.EPROTONOSUPPORT),
 		fmt.Errorf("no descriptors: %w", syscall.EMFILE),
@@ -93,7 +93,7 @@ func TestDialStoppedShm(t *testing.T) {
 // The last one that was tried fails for itself.
 func TestDialFailsOnDevice(t *testing.T) {
 	m, shm, _, soft := threeProviders()
-	shm.resolveErr = nobody
+	shm.resolveErr = errNobody
 	refusal := &verbs.RejectError{Reason: verbs.RejInvalidServiceID}
 	got, err := connected(t, m, "", map[string]error{RDMACore: refusal})
 	require.Equal(t, refusal, err)
@@ -103,7 +103,7 @@ func TestDialFailsOnDevice(t *testing.T) {
 
 func TestDialRefused(t *testing.T) {
 	m, shm, core, soft := threeProviders()
-	shm.resolveErr = nobody
+	shm.resolveErr = errNobody
 	_, err := connected(t, m, "shm", nil)
 	require.ErrorIs(t, err, syscall.ECONNREFUSED)
 	require.NotErrorIs(t, err, verbs.ErrNoDevice)

@@ -30,7 +30,7 @@ func checkFlush(wr *verbs.SendWR) error {
 
 // flush is a FLUSH.
 func (q *qp) flush(e *sendWR) (verbs.Status, stall) {
-	v := granted
+	var v verdict
 	n := uint64(e.flushLength)
 	if e.flushLevel == verbs.FlushMR {
 		if n, v = q.remote.size(e.rkey, e.flushType); n == 0 {

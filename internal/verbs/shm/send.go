@@ -81,13 +81,13 @@ func (q *qp) post(wr *verbs.SendWR) (full bool, err error) {
 // at is a request in the send queue.
 func (q *qp) at(n uint64) *sendWR { return &q.sq[n&uint64(len(q.sq)-1)] }
 
-// keep makes p a copy of e, with storage of its own.
-func (p *sendWR) keep(e *sendWR) {
-	p.inline = append(p.inline[:0], e.inline...)
-	p.sgl = append(p.sgl[:0], e.sgl...)
-	inline, sgl := p.inline, p.sgl
-	*p = *e
-	p.inline, p.sgl = inline, sgl
+// keep makes e a copy of o, with storage of its own.
+func (e *sendWR) keep(o *sendWR) {
+	e.inline = append(e.inline[:0], o.inline...)
+	e.sgl = append(e.sgl[:0], o.sgl...)
+	inline, sgl := e.inline, e.sgl
+	*e = *o
+	e.inline, e.sgl = inline, sgl
 }
 
 func (q *qp) grow() {

@@ -33,13 +33,13 @@ func TestUser(t *testing.T) {
 	defer cancel()
 	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
 		var what string
-		var any bool
+		var anyone bool
 		var at netip.AddrPort
-		_, err := fmt.Sscan(strings.ReplaceAll(in.Text(), ",", " "), &what, &any, newAddr(&at))
+		_, err := fmt.Sscan(strings.ReplaceAll(in.Text(), ",", " "), &what, &anyone, newAddr(&at))
 		require.NoError(t, err)
 		switch what {
 		case "listen":
-			l, err := p.Listen(ctx, &verbs.ListenAttr{PortSpace: verbs.PSTCP, Local: at, AnyUser: any})
+			l, err := p.Listen(ctx, &verbs.ListenAttr{PortSpace: verbs.PSTCP, Local: at, AnyUser: anyone})
 			if err != nil {
 				fmt.Printf("failed %v\n", err)
 				continue
@@ -53,9 +53,9 @@ func TestUser(t *testing.T) {
 				}
 			}()
 		case "dial":
-			fmt.Println(reach(ctx, p, at, any, 0))
+			fmt.Println(reach(ctx, p, at, anyone, 0))
 		case "sidle": // to another port, by the link with the process
-			fmt.Println(reach(ctx, p, at, any, 1))
+			fmt.Println(reach(ctx, p, at, anyone, 1))
 		}
 	}
 }
@@ -74,8 +74,8 @@ func (a addrScanner) Scan(s fmt.ScanState, _ rune) (err error) {
 }
 
 // reach dials and says what came of it. The port that is asked for is beyond by so many.
-func reach(ctx context.Context, p *Provider, to netip.AddrPort, any bool, beyond uint16) string {
-	id, err := p.Resolve(ctx, &verbs.CMIDAttr{PortSpace: verbs.PSTCP, Remote: to, AnyUser: any})
+func reach(ctx context.Context, p *Provider, to netip.AddrPort, anyone bool, beyond uint16) string {
+	id, err := p.Resolve(ctx, &verbs.CMIDAttr{PortSpace: verbs.PSTCP, Remote: to, AnyUser: anyone})
 	if err != nil {
 		return fmt.Sprintf("resolve device=%v refused=%v %v", errors.Is(err, verbs.ErrNoDevice), errors.Is(err, syscall.ECONNREFUSED), err)
 	}
@@ -124,12 +124,12 @@ func startUser(t *testing.T, uid uint32) *user {
 }
 
 // do has it do something at an address.
-func (u *user) do(what string, any bool, at netip.AddrPort) string {
+func (u *user) do(what string, anyone bool, at netip.AddrPort) string {
 	u.t.Helper()
-	_, err := fmt.Fprintln(u.in, what, any, at)
+	_, err := fmt.Fprintln(u.in, what, anyone, at)
 	require.NoError(u.t, err)
 	require.True(u.t, u.out.Scan(), "no answer")
-	u.t.Logf("uid %d: %s %v %v: %s", u.cmd.SysProcAttr.Credential.Uid, what, any, at, u.out.Text())
+	u.t.Logf("uid %d: %s %v %v: %s", u.cmd.SysProcAttr.Credential.Uid, what, anyone, at, u.out.Text())
 	return u.out.Text()
 }
 
