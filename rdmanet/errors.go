@@ -13,6 +13,7 @@ import (
 	"github.com/go-rdma/rdma/internal/cm"
 	"github.com/go-rdma/rdma/internal/ring"
 	"github.com/go-rdma/rdma/internal/verbs"
+	"github.com/go-rdma/rdma/rpma"
 )
 
 // Phase tells what was being done when an error happened.
@@ -74,20 +75,9 @@ func outOfResources(err error) bool {
 	return errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) || errors.Is(err, syscall.ENOMEM)
 }
 
-// RejectError is a peer's refusal of a connection. To errors.Is it is ECONNREFUSED.
-type RejectError struct {
-	// Reason is one of the InfiniBand Architecture Specification (12.6.7.2): 8 if nobody listens, 28
-	// if the application refused; on iWARP an errno.
-	Reason int
-
-	// PrivateData is what the peer's program said, padded with zeros. Package rdmanet says nothing.
-	PrivateData []byte
-}
-
-func (e *RejectError) Error() string { return (*verbs.RejectError)(e).Error() }
-
-// Is makes every refusal match ECONNREFUSED.
-func (e *RejectError) Is(target error) bool { return (*verbs.RejectError)(e).Is(target) }
+// RejectError is a peer's refusal of a connection: of its program, with reason 28 and perhaps words of its own
+// (package rdmanet has none), or because nobody listens, with reason 8. To errors.Is it is ECONNREFUSED.
+type RejectError = rpma.RejectError
 
 // refusal is an error of the floors below that wraps a refusal.
 type refusal struct {

@@ -134,7 +134,7 @@ type RejectError struct {
 	// if the application refused; on iWARP an errno.
 	Reason int
 
-	// PrivateData is what the peer's program said, padded with zeros. C's librpma says nothing.
+	// PrivateData is what the peer's program said, padded with zeros. C's librpma and package rdmanet say nothing.
 	PrivateData []byte
 }
 
