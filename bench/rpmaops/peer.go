@@ -55,20 +55,31 @@ func serve(ctx context.Context, addr string) error {
 	if err != nil {
 		return err
 	}
-	for i := range receives {
-		if err := req.PostRecv(in.Slice(i*maxSize, maxSize), uint64(i)); err != nil {
-			return err
-		}
+	slot := func(i uint64) rpma.Recv { return rpma.Recv{Dst: in.Slice(int(i)*maxSize, maxSize), ID: i} }
+	recvs := make([]rpma.Recv, receives)
+	for i := range recvs {
+		recvs[i] = slot(uint64(i))
+	}
+	if _, err := req.PostRecvs(recvs...); err != nil {
+		return err
 	}
 	conn, err := req.Connect(ctx, descriptor)
 	if err != nil {
 		return err
 	}
-	for c, err := range conn.CQ().Completions(ctx) {
-		if err != nil || c.Err() != nil {
+	wc := make([]rpma.Completion, receives)
+	for q := conn.CQ(); q.Wait(ctx) == nil; {
+		n, err := q.Poll(wc)
+		recvs = recvs[:0]
+		for i := range wc[:n] {
+			if wc[i].Err() == nil {
+				recvs = append(recvs, slot(wc[i].ID))
+			}
+		}
+		if err != nil || len(recvs) < n {
 			break // the client has gone
 		}
-		if err := conn.PostRecv(in.Slice(int(c.ID)*maxSize, maxSize), c.ID); err != nil {
+		if _, err := conn.PostRecvs(recvs...); err != nil {
 			break
 		}
 	}
