@@ -50,6 +50,7 @@ var matrix = []struct {
 	{"TestWritesDoNotMix", TestWritesDoNotMix},
 	{"TestCopyFile", TestCopyFile},
 	{"TestReadFromLeavesWriters", TestReadFromLeavesWriters},
+	{"TestReadFromNothing", TestReadFromNothing},
 	{"TestWriteBuffers", TestWriteBuffers},
 	{"TestBufferSizes", TestBufferSizes},
 	{"TestStats", TestStats},

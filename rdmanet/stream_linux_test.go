@@ -9,8 +9,11 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
+	"syscall"
 	"testing"
+	"testing/iotest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -144,6 +147,77 @@ func TestReadFromLeavesWriters(t *testing.T) {
 
 	require.NoError(t, w.CloseWithError(os.ErrPermission))
 	assert.Equal(t, os.ErrPermission, <-done, "an error of the source comes as it is")
+}
+
+// TestReadFromNothing: what cannot be written is no matter for a source that has nothing to write, and its error comes first, as with TCP.
+func TestReadFromNothing(t *testing.T) {
+	type streamer interface {
+		net.Conn
+		io.ReaderFrom
+		CloseWrite() error
+	}
+	for name, spoil := range map[string]func(t *testing.T, c, peer streamer) (wrong error){
+		"peer closed": func(t *testing.T, c, peer streamer) error {
+			require.NoError(t, peer.Close())
+			_, err := c.Read(make([]byte, 1))
+			require.Equal(t, io.EOF, err)
+			return nil // TCP takes the first bytes and loses them
+		},
+		"CloseWrite": func(t *testing.T, c, _ streamer) error { require.NoError(t, c.CloseWrite()); return syscall.EPIPE },
+		"closed":     func(t *testing.T, c, _ streamer) error { require.NoError(t, c.Close()); return net.ErrClosed },
+		"late": func(t *testing.T, c, _ streamer) error {
+			require.NoError(t, c.SetWriteDeadline(time.Now().Add(-time.Second)))
+			return os.ErrDeadlineExceeded
+		},
+		"full": func(t *testing.T, c, _ streamer) error {
+			require.NoError(t, c.SetWriteDeadline(time.Now().Add(100*time.Millisecond)))
+			for b := make([]byte, 64<<10); ; {
+				if _, err := c.Write(b); err != nil {
+					require.ErrorIs(t, err, os.ErrDeadlineExceeded)
+					break
+				}
+			}
+			require.NoError(t, c.SetWriteDeadline(time.Time{}))
+			return nil
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for transport, dial := range map[string]func() (c, peer streamer){
+				"TCP": func() (streamer, streamer) {
+					l, err := net.Listen("tcp", "127.0.0.1:0")
+					require.NoError(t, err)
+					defer func() { _ = l.Close() }()
+					c, err := net.Dial("tcp", l.Addr().String())
+					require.NoError(t, err)
+					peer, err := l.Accept()
+					require.NoError(t, err)
+					t.Cleanup(func() { _, _ = c.Close(), peer.Close() })
+					return c.(*net.TCPConn), peer.(*net.TCPConn)
+				},
+				"RDMA": func() (streamer, streamer) {
+					c, peer := pair(t)
+					require.NoError(t, c.SetLinger(0)) // of what is written here nobody reads all
+					return c, peer
+				},
+			} {
+				c, peer := dial()
+				wrong := spoil(t, c, peer)
+				within(t, 10*time.Second, "ReadFrom over "+transport, func() {
+					n, err := c.ReadFrom(struct{ io.Reader }{strings.NewReader("")})
+					assert.NoError(t, err, transport)
+					assert.Zero(t, n, transport)
+					n, err = c.ReadFrom(iotest.ErrReader(os.ErrPermission))
+					assert.ErrorIs(t, err, os.ErrPermission, transport)
+					assert.Zero(t, n, transport)
+					if wrong != nil {
+						n, err = c.ReadFrom(struct{ io.Reader }{strings.NewReader("x")})
+						assert.ErrorIs(t, err, wrong, transport)
+						assert.Zero(t, n, transport)
+					}
+				})
+			}
+		})
+	}
 }
 
 // failingWriter is a destination whose error WriteTo must hand on as it is.

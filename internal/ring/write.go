@@ -163,13 +163,13 @@ func (c *Conn) awaitDirect(p []byte) bool {
 }
 
 // ReadFrom reads r to its end straight into send memory. While r.Read blocks,
-// others may write.
+// others may write. As with TCP, whether anything can be written matters only once r has given something.
 func (c *Conn) ReadFrom(r io.Reader) (n int64, err error) {
 	size := rc.MinBlock
 	for {
 		ch, err := c.lendChunk(size)
 		if err != nil {
-			return n, err
+			return n, unlessEmpty(r, err)
 		}
 		k, rerr := r.Read(ch.mem)
 		if k < 0 || k > len(ch.mem) {
@@ -193,8 +193,22 @@ func (c *Conn) ReadFrom(r io.Reader) (n int64, err error) {
 	}
 }
 
-// lendChunk waits for room and takes a chunk out of the device's memory, which
-// counts as borrowed once it is returned with bytes in it.
+// unlessEmpty is err if r has something to give, which is lost as what does not get written is; else how r ends.
+func unlessEmpty(r io.Reader, err error) error {
+	for b := make([]byte, 1); ; {
+		switch n, rerr := r.Read(b); {
+		case n != 0:
+			return err
+		case rerr == io.EOF:
+			return nil
+		case rerr != nil:
+			return rerr
+		}
+	}
+}
+
+// lendChunk takes a chunk out of the device's memory, which counts as borrowed once it is returned with bytes in it. It does not wait
+// for room: the chunk may come back with none.
 func (c *Conn) lendChunk(size int) (*chunk, error) {
 	c.wmu.Lock()
 	defer c.wmu.Unlock()
@@ -204,30 +218,26 @@ func (c *Conn) lendChunk(size int) (*chunk, error) {
 	t := &c.tx
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.roomOnly = true
-	defer func() { t.roomOnly = false }()
 	for {
-		err := t.writable()
-		if err == nil && t.hasRoom() {
-			break
-		}
-		if err == nil {
-			t.mu.Unlock()
-			err = c.rc.Wait(c.wr)
-			t.mu.Lock()
-		}
-		if err != nil {
+		if err := t.writable(); err != nil {
 			return nil, c.closedOr(err)
 		}
+		ch, err := c.newChunk(size)
+		if err == nil {
+			c.memRefs.Add(1)
+			return ch, nil
+		}
+		if t.borrowed == 0 {
+			return nil, err
+		}
+		t.starved = true
+		if err := c.awaitRoom(); err != nil {
+			return nil, err
+		}
 	}
-	ch, err := c.newChunk(size)
-	if err == nil {
-		c.memRefs.Add(1)
-	}
-	return ch, err
 }
 
-// returnChunk sends the first n bytes of a lent chunk.
+// returnChunk sends the first n bytes of a lent chunk, once there is room for it.
 func (c *Conn) returnChunk(ch *chunk, n int) error {
 	defer c.unref()
 	if n > 0 {
@@ -241,19 +251,39 @@ func (c *Conn) returnChunk(ch *chunk, n int) error {
 		c.freeChunk(ch)
 		return nil
 	}
-	err := c.wr.Err()
-	if err == nil {
-		err = t.writable()
-	}
-	if err != nil {
+	if err := c.awaitRoom(); err != nil {
 		c.freeChunk(ch)
-		return c.closedOr(err)
+		return err
 	}
 	t.own(ch)
 	t.commit(ch, n)
 	t.cur = ch
 	c.pump()
 	return nil
+}
+
+// awaitRoom waits until something may be borrowed. tx.mu is given up meanwhile.
+func (c *Conn) awaitRoom() error {
+	t := &c.tx
+	t.roomOnly = true
+	defer func() { t.roomOnly = false }()
+	if err := c.wr.Err(); err != nil {
+		return err
+	}
+	for {
+		if err := t.writable(); err != nil {
+			return c.closedOr(err)
+		}
+		if t.hasRoom() {
+			return nil
+		}
+		t.mu.Unlock()
+		err := c.rc.Wait(c.wr)
+		t.mu.Lock()
+		if err != nil {
+			return c.closedOr(err)
+		}
+	}
 }
 
 // closedOr prefers net.ErrClosed to what came of closing.
