@@ -212,6 +212,13 @@ func (c *Conn) accept(ctx context.Context, private []byte) error {
 	c.native = c.native || c.choose && req.Placement
 	c.poller.Start()
 	if err := c.id.Accept(p); err != nil {
+		select {
+		case cause := <-c.standing: // of what failed before
+			if cause != nil {
+				err = cause
+			}
+		default:
+		}
 		return err
 	}
 	select {

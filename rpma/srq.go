@@ -28,6 +28,7 @@ type SRQ struct {
 	conns  map[uint32]*Conn // of users, by the number of the queue pair
 	gone   bool
 	closed atomic.Bool
+	failed atomic.Pointer[Error] // why nothing completes any more, though it is open
 }
 
 // NewSRQ makes a shared receive queue; nil takes the defaults.
@@ -59,8 +60,8 @@ func (s *SRQ) make(n, completions int) (err error) {
 	}
 	s.own = true
 	s.bell.poller = &s.poller
-	s.cq.over, s.cq.closed = s.closed.Load, s.closed.Load
-	s.cq.ended = func() error { return errClosed }
+	s.cq.over, s.cq.closed = func() bool { return s.ended() != nil }, s.closed.Load
+	s.cq.ended = s.ended
 	s.cq.polled = func(_, recvs int) { s.q.polled(recvs) }
 	s.cq.init(&s.bell)
 	if err = s.poller.Open(s.peer.dev.Dev(), max(n, completions), (*srqHandler)(s), 0); err != nil {
@@ -68,6 +69,17 @@ func (s *SRQ) make(n, completions int) (err error) {
 		return err
 	}
 	s.poller.Start()
+	return nil
+}
+
+// ended tells why nothing completes any more in a completion queue of its own.
+func (s *SRQ) ended() error {
+	if s.closed.Load() {
+		return errClosed
+	}
+	if err := s.failed.Load(); err != nil {
+		return err
+	}
 	return nil
 }
 
@@ -84,14 +96,14 @@ func (h *srqHandler) HandleCompletions(wcs []verbs.WC) {
 			s.cq.push(&c)
 		}
 		if wc.Status != verbs.Success {
-			s.failed(wc)
+			s.blame(wc)
 		}
 	}
 	s.bell.ring()
 }
 
-// failed tells the connection whose receive it was: it is broken.
-func (s *SRQ) failed(wc *verbs.WC) {
+// blame tells the connection whose receive it was: it is broken.
+func (s *SRQ) blame(wc *verbs.WC) {
 	s.mu.Lock()
 	c := s.conns[wc.QPN]
 	s.mu.Unlock()
@@ -107,9 +119,9 @@ func (s *SRQ) failed(wc *verbs.WC) {
 // HandleEvent implements [rc.Handler].
 func (h *srqHandler) HandleEvent(verbs.Event) {}
 
-// HandleFailure implements [rc.Handler]: the device is gone. Its connections tell.
-func (h *srqHandler) HandleFailure(error) {
-	h.closed.Store(true)
+// HandleFailure implements [rc.Handler]. Connections whose device is gone tell so themselves.
+func (h *srqHandler) HandleFailure(err error) {
+	h.failed.CompareAndSwap(nil, &Error{Op: "shared receive queue", Code: ErrProvider, Err: err})
 	h.bell.ring()
 }
 
