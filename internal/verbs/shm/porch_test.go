@@ -5,6 +5,7 @@ package shm
 import (
 	"math/rand/v2"
 	"os"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -101,11 +102,13 @@ func (s *side) postReceives(t *testing.T, n int) {
 func TestPorch(t *testing.T) {
 	x, y, w := sitting(t)
 	y.postReceives(t, 20)
+	var posts sync.WaitGroup
+	defer posts.Wait() // before x is closed
 	for i := range 20 {
-		go func() {
+		posts.Go(func() {
 			time.Sleep(time.Millisecond)
 			x.postEmpty(t, uint64(i))
-		}()
+		})
 		require.Equal(t, verbs.WCRecv, w.next().Op)
 	}
 	require.Positive(t, w.sat)
@@ -136,7 +139,8 @@ func TestPorchRaces(t *testing.T) {
 	for range depth {
 		room <- struct{}{}
 	}
-	go func() {
+	var posts sync.WaitGroup
+	posts.Go(func() {
 		for i := range messages {
 			<-room
 			if i%16 == 0 {
@@ -144,7 +148,7 @@ func TestPorchRaces(t *testing.T) {
 			}
 			x.postEmpty(t, uint64(i))
 		}
-	}()
+	})
 	alarm := time.AfterFunc(20*time.Second, func() { w.waiter.Close(syscall.ETIMEDOUT) })
 	defer alarm.Stop()
 	for range messages {
@@ -152,6 +156,7 @@ func TestPorchRaces(t *testing.T) {
 		y.postReceives(t, 1)
 		room <- struct{}{}
 	}
+	posts.Wait() // before x is closed
 	require.Positive(t, w.sat)
 	require.True(t, called.Load())
 }
