@@ -163,30 +163,41 @@ func (d *device) settle() {
 	d.tryFree()
 }
 
-// addCQ gives a completion queue its number.
+// addCQ gives a completion queue its number. It is whole when it can be found: the peer may ring for any number at any time.
 func (d *device) addCQ(c *cq) error {
-	num, err := d.numberCQ(c)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	num, err := d.freeNumber()
 	if err != nil {
 		return err
 	}
 	c.num, c.arm = num, armWord(d.board, num)
-	c.arm.Store(0)
+	c.arm.Store(unarmed)
+	d.cqs[num] = c
 	return nil
 }
 
+// numberCQ gives a completion queue of an open device its number on a link.
 func (d *device) numberCQ(c *cq) (num uint32, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if num, err = d.freeNumber(); err == nil {
+		d.cqs[num] = c
+	}
+	return num, err
+}
+
+// freeNumber takes a number for a completion queue. d.mu is held.
+func (d *device) freeNumber() (num uint32, err error) {
 	if n := len(d.freeCQs); n > 0 {
 		num = d.freeCQs[n-1]
 		d.freeCQs = d.freeCQs[:n-1]
-		d.cqs[num] = c
 		return num, nil
 	}
 	if len(d.cqs) == maxCQs {
 		return 0, fmt.Errorf("shm: more than %d completion queues with one process: %w", maxCQs, syscall.ENOMEM)
 	}
-	d.cqs = append(d.cqs, c)
+	d.cqs = append(d.cqs, nil)
 	return uint32(len(d.cqs) - 1), nil
 }
 

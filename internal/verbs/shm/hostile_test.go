@@ -67,6 +67,17 @@ func attack(r *rand.Rand, d *device, rings [][]byte, stop <-chan struct{}) {
 	}
 }
 
+// ringsOf are the rings that a queue pair and its peer's lie in. The peer may close its own at any time.
+func ringsOf(q *qp) [][]byte {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	rings := [][]byte{q.rq.block.mem}
+	if q.remote != nil {
+		rings = append(rings, q.remote.ring.mem)
+	}
+	return rings
+}
+
 // use does all that a consumer may do, for a time, and takes what comes of it.
 func use(r *rand.Rand, s *side, region func() (addr uint64, key uint32), end time.Time) {
 	var wcs [16]verbs.WC
@@ -124,7 +135,7 @@ func TestHostilePeer(t *testing.T) {
 			b, a = connected(t, enemy, victim)
 		}
 		d := b.qp.(*qp).dev
-		rings := [][]byte{b.qp.(*qp).rq.block.mem, b.qp.(*qp).remote.ring.mem}
+		rings := ringsOf(b.qp.(*qp))
 		stop := make(chan struct{})
 		var wg sync.WaitGroup
 		wg.Go(func() { attack(r, d, rings, stop) })

@@ -28,12 +28,7 @@ func beHostile(ctx context.Context, seed uint64, to netip.AddrPort) {
 			continue // the victim did not want it, or this process's own words made no sense
 		}
 		q := s.qp.(*qp)
-		rings := [][]byte{q.rq.block.mem}
-		q.mu.Lock()
-		if q.remote != nil {
-			rings = append(rings, q.remote.ring.mem)
-		}
-		q.mu.Unlock()
+		rings := ringsOf(q)
 		stop := make(chan struct{})
 		var wg sync.WaitGroup
 		wg.Go(func() { attack(r, q.dev, rings, stop) })
@@ -67,13 +62,13 @@ func babble(r *rand.Rand, l *link, stop <-chan struct{}) {
 				Seq: r.Uint64(), Addr: r.Uint64(), Offset: uint64(r.IntN(1 << 21)), Segment: uint32(r.IntN(4)), Key: r.Uint32(), Length: r.Uint32() >> r.IntN(32),
 				Op: uint8(r.IntN(16)), Level: uint8(r.IntN(3)), Types: uint8(r.IntN(256)),
 			}
-			l.mu.Lock()
-			for _, c := range l.conns {
-				if c.far == nil && c.q != nil && c.q.peer != 0 {
-					order.PutUint32(b[4:], c.q.peer)
+			l.dev.everyQP(func(q *qp) {
+				q.rmu.Lock()
+				defer q.rmu.Unlock()
+				if q.peer != 0 {
+					order.PutUint32(b[4:], q.peer)
 				}
-			}
-			l.mu.Unlock()
+			})
 			b[0] = byte(msgAsk)
 			b = w.put(b)
 		case 1:
