@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/go-rdma/rdma/internal/leak"
 	"github.com/go-rdma/rdma/internal/verbs"
 )
 
@@ -46,6 +47,7 @@ type cmid struct {
 	events        verbs.EventQueue
 	answer        chan outcome  // active; capacity 1
 	gone          chan struct{} // closed by Close
+	made          leak.Mark
 
 	mu      sync.Mutex
 	state   cmState
@@ -348,7 +350,9 @@ func (l *link) gotConnect(h header, body []byte) error {
 		return err
 	}
 	l.dev.retainAgain()
+	c.made.Made("identifier")
 	if err := ls.queue.Put(c, nil); err != nil {
+		c.made.Gone()
 		l.unregister(c)
 		l.dropRemote(far, nil)
 		l.dev.release()
@@ -597,6 +601,7 @@ func (c *cmid) Close() error {
 	if c.freePort != nil {
 		c.freePort()
 	}
+	c.made.Gone()
 	c.dev.release()
 	return nil
 }

@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/go-rdma/rdma/internal/leak"
 	"github.com/go-rdma/rdma/internal/verbs"
 )
 
@@ -21,6 +22,7 @@ type cq struct {
 	arm    *atomic.Uint32 // on the board: armed, or seated. Who changes it has Notify called
 	depth  int
 	notify func()
+	made   leak.Mark
 
 	reading   sync.RWMutex // held while sources are read: their memory goes after them
 	sources   []source     // by slot; nil: free
@@ -61,6 +63,7 @@ func (d *device) CreateCQ(attr *verbs.CQAttr) (verbs.CQ, error) {
 		d.release()
 		return nil, err
 	}
+	c.made.Made("completion queue")
 	return c, nil
 }
 
@@ -246,6 +249,7 @@ func (c *cq) Close() error {
 		<-quiet
 	}
 	c.dev.removeCQ(c.num)
+	c.made.Gone()
 	c.dev.release()
 	return nil
 }

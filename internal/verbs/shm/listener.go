@@ -12,6 +12,7 @@ import (
 	"sync"
 	"syscall"
 
+	"github.com/go-rdma/rdma/internal/leak"
 	"github.com/go-rdma/rdma/internal/verbs"
 )
 
@@ -23,6 +24,7 @@ type listener struct {
 	addr  netip.AddrPort
 	queue *verbs.RequestQueue // nil: no listener, but an active side that has bound the port
 	short func(error)
+	made  leak.Mark
 
 	anyUser bool
 }
@@ -64,6 +66,7 @@ func (l *listener) Close() error {
 	for _, c := range rest {
 		_ = c.Close() // which rejects
 	}
+	l.made.Gone()
 	return nil
 }
 

@@ -7,10 +7,12 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/go-rdma/rdma/internal/leak"
 	"github.com/go-rdma/rdma/internal/testnet"
 )
 
 func TestMain(m *testing.M) {
 	testnet.Main()
-	goleak.VerifyTestMain(m)
+	leak.Start()
+	goleak.VerifyTestMain(m, goleak.Cleanup(leak.Exit))
 }

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/go-rdma/rdma/internal/leak"
 	"github.com/go-rdma/rdma/internal/verbs"
 )
 
@@ -27,6 +28,7 @@ type pd struct {
 	arenas  []*arena
 	regions map[*mr]struct{} // of an open device: what a peer that is to come will see
 	users   int              // regions, queue pairs, shared receive queues
+	made    leak.Mark
 }
 
 var errClosedPD = fmt.Errorf("shm: protection domain: %w", net.ErrClosed)
@@ -44,6 +46,7 @@ func (d *device) AllocPD() (verbs.PD, error) {
 		views = []*view{{dev: d}}
 	}
 	p.views.Store(&views)
+	p.made.Made("protection domain")
 	return p, nil
 }
 
@@ -82,6 +85,7 @@ func (p *pd) Close() error {
 		return fmt.Errorf("shm: protection domain with %d arenas, %d regions and queues: %w", len(p.arenas), p.users, verbs.ErrBusy)
 	}
 	p.closed = true
+	p.made.Gone()
 	if p.dev.open {
 		p.sweep()
 	}
@@ -97,9 +101,10 @@ type arena struct {
 	size    int
 	fd      int // of an open device's: to be given to peers; else -1
 
-	mu  sync.Mutex
-	mem []byte // nil once closed
-	mrs int
+	mu   sync.Mutex
+	mem  []byte // nil once closed
+	mrs  int
+	made leak.Mark
 }
 
 // NewArena implements [verbs.PD].
@@ -125,6 +130,7 @@ func (p *pd) NewArena(size int) (verbs.Arena, error) {
 		return nil, fmt.Errorf("shm: arena of %d bytes: %w", size, err)
 	}
 	p.arenas = append(p.arenas, a)
+	a.made.Made("arena")
 	return a, nil
 }
 
@@ -163,6 +169,7 @@ func (a *arena) Close() error {
 	}
 	mem := a.mem
 	a.mem = nil
+	a.made.Gone()
 	p := a.pd
 	p.mu.Lock()
 	defer p.mu.Unlock()

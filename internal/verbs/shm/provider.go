@@ -172,6 +172,7 @@ func (p *Provider) resolve(ctx context.Context, attr *verbs.CMIDAttr) (*cmid, er
 		local: netip.AddrPortFrom(from, port), remote: netip.AddrPortFrom(to, attr.Remote.Port()),
 		answer: make(chan outcome, 1), gone: make(chan struct{}),
 	}
+	c.made.Made("identifier")
 	c.events.SetHandler(attr.Handler)
 	return c, nil
 }
@@ -241,5 +242,6 @@ func (p *Provider) listen(ctx context.Context, attr *verbs.ListenAttr) (*listene
 		return nil, err
 	}
 	l.addr = netip.AddrPortFrom(addr, l.key.port)
+	l.made.Made("listener")
 	return l, nil
 }

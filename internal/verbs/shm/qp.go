@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/go-rdma/rdma/internal/leak"
 	"github.com/go-rdma/rdma/internal/verbs"
 )
 
@@ -56,6 +57,7 @@ type qp struct {
 	caps           verbs.QPCap
 	rnrTimer       uint8
 	gone           chan struct{} // closed when Close is done
+	made           leak.Mark
 	polled         atomic.Uint64 // requests whose places are free, by completions that were polled
 
 	// mu guards the send queue; both locks are held to change the state. Order: mu, rmu, a completion queue's.
@@ -158,7 +160,11 @@ func (d *device) newQP(p *pd, attr *verbs.QPInitAttr) (*qp, error) {
 	if shared != nil {
 		q.caps.MaxRecvWR, q.caps.MaxRecvSGE = 0, 0
 	}
-	return q, q.acquire()
+	if err := q.acquire(); err != nil {
+		return nil, err
+	}
+	q.made.Made("queue pair")
+	return q, nil
 }
 
 // acquire counts the queue pair with all that it uses, and makes its ring.
@@ -453,6 +459,7 @@ func (q *qp) Close() error {
 	}
 	q.pd.detach(q.dev)
 	q.pd.unuse()
+	q.made.Gone()
 	close(q.gone)
 	q.dev.release()
 	return nil

@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/go-rdma/rdma/internal/leak"
 	"github.com/go-rdma/rdma/internal/verbs"
 )
 
@@ -34,6 +35,7 @@ type mr struct {
 
 	closing sync.Mutex
 	closed  bool
+	made    leak.Mark
 }
 
 const mrClosed = -1 << 62
@@ -139,6 +141,7 @@ func (p *pd) register(mem []byte, access verbs.Access, persist func(mem []byte) 
 		m.unuse()
 		return nil, err
 	}
+	m.made.Made("memory region")
 	return m, nil
 }
 
@@ -191,6 +194,7 @@ func (m *mr) Close() error {
 	}
 	p.dev.table.remove(m)
 	m.unuse()
+	m.made.Gone()
 	return nil
 }
 

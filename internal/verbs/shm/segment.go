@@ -9,6 +9,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/go-rdma/rdma/internal/leak"
 )
 
 var pageSize = os.Getpagesize()
@@ -44,11 +46,13 @@ func newSegment(size int) (mem []byte, fd int, err error) {
 		_ = unix.Close(fd)
 		return nil, -1, err
 	}
+	leak.MadeMemory("memfd, mapped", mem)
 	return mem, fd, nil
 }
 
 // dropSegment gives memory back, also if a peer keeps it mapped.
 func dropSegment(mem []byte) {
+	leak.GoneMemory(mem)
 	_ = unix.Madvise(mem, unix.MADV_REMOVE)
 	_ = unix.Munmap(mem)
 }
@@ -57,6 +61,7 @@ func dropSegment(mem []byte) {
 type mapping struct {
 	mem  []byte
 	refs atomic.Int64 // negative once it was given up
+	made leak.Mark
 }
 
 const givenUp = -1 << 62
@@ -93,7 +98,9 @@ func mapSegment(fd int, size uint64) (*mapping, error) {
 		room.give(size)
 		return nil, os.NewSyscallError("mmap", err)
 	}
-	return &mapping{mem: mem}, nil
+	m := &mapping{mem: mem}
+	m.made.Made("mapping of a peer's memfd")
+	return m, nil
 }
 
 // room is what peers' segments take of what a process has: of its address space, and of the mappings that Linux lets it have
@@ -123,6 +130,7 @@ func (b *budget) give(size uint64) {
 
 func (m *mapping) unmap() {
 	size := uint64(len(m.mem))
+	m.made.Gone()
 	_ = unix.Munmap(m.mem)
 	room.give(size)
 }

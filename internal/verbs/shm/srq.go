@@ -8,6 +8,7 @@ import (
 	"sync"
 	"syscall"
 
+	"github.com/go-rdma/rdma/internal/leak"
 	"github.com/go-rdma/rdma/internal/verbs"
 )
 
@@ -20,6 +21,7 @@ type srq struct {
 	dev        *device // whose memory the ring is in
 	id         uint32
 	limitEvent func()
+	made       leak.Mark
 
 	mu     sync.Mutex
 	rq     recvQueue
@@ -51,6 +53,7 @@ func (p *pd) CreateSRQ(attr *verbs.SRQAttr) (verbs.SRQ, error) {
 		p.unuse()
 		return nil, fmt.Errorf("shm: shared receive queue: %w", err)
 	}
+	s.made.Made("shared receive queue")
 	return s, nil
 }
 
@@ -195,6 +198,7 @@ func (s *srq) Close() error {
 		return fmt.Errorf("shm: shared receive queue of %d queue pairs: %w", s.users, verbs.ErrBusy)
 	}
 	s.closed = true
+	s.made.Gone()
 	s.mu.Unlock()
 	s.dev.retire(s.id, s.rq.block)
 	s.pd.unuse()

@@ -3,16 +3,22 @@ package verbstest
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net"
+	"slices"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-rdma/rdma/internal/leak"
 	"github.com/go-rdma/rdma/internal/verbs"
 )
 
 var lifetimeTests = []test{
 	{"Busy", testBusy},
+	{"LeftBehind", testLeftBehind},
 	{"CloseTwice", testCloseTwice},
 	{"CloseInAnyOrder", testCloseInAnyOrder},
 	{"CloseUnderTraffic", testCloseUnderTraffic},
@@ -52,6 +58,44 @@ func testCloseTwice(s *suite, t *testing.T) {
 			closeIt(t, c.name+" again", c.c)
 		}
 	}
+}
+
+// testLeftBehind: the tracer names what is not closed with the place that made it, and forgets what is closed.
+func testLeftBehind(s *suite, t *testing.T) {
+	leak.Start() // tests that follow need not know
+	here := func() map[string]int {
+		kinds := make(map[string]int)
+		for _, o := range leak.Open() {
+			if strings.Contains(o.Stack, "verbstest.testLeftBehind(...)\n\t") && strings.Contains(o.Stack, "/verbstest/lifetime.go:") {
+				kinds[o.Kind] += o.Count
+			}
+		}
+		return kinds
+	}
+	// What is closed is forgotten at once, or by the provider's goroutine.
+	forgotten := func(left func() bool) {
+		for end := time.Now().Add(s.Timeout); left(); time.Sleep(time.Millisecond) {
+			require.True(t, time.Now().Before(end), "left behind: %v", here())
+		}
+	}
+	t.Cleanup(func() { forgotten(func() bool { return len(here()) > 0 }) }) // after opened devices are closed, too
+	l := s.listen(t)
+	a, b := s.connect(t, l, s.options(nil), s.options(nil))
+	q, err := a.pd.CreateSRQ(&verbs.SRQAttr{MaxWR: 4})
+	require.NoError(t, err)
+	kinds := here()
+	handles := map[string]int{
+		"queue pair": 2, "completion queue": 2, "memory region": 2, "protection domain": 2, "arena": 2, "listener": 1, "shared receive queue": 1,
+	}
+	for kind, n := range handles {
+		require.Equal(t, n, kinds[kind], kind)
+	}
+	require.Positive(t, kinds["identifier"], "the passive one may be made by the provider's goroutine")
+	requireClosed(t, q, a.qp, b.qp, a.id, b.id, a.cq, b.cq, a.mr, b.mr, a.arena, b.arena, a.pd, b.pd, l)
+	forgotten(func() bool {
+		kinds := here()
+		return kinds["identifier"] > 0 || slices.ContainsFunc(slices.Collect(maps.Keys(handles)), func(kind string) bool { return kinds[kind] > 0 })
+	})
 }
 
 // permutations calls f with every order of n things.
