@@ -121,7 +121,10 @@ func (p *pd) NewArena(size int) (verbs.Arena, error) {
 	var err error
 	if p.dev.open {
 		if a.mem, a.fd, err = newSegment(size); err == nil {
-			err = p.show(a)
+			if err = p.show(a); err != nil {
+				dropSegment(a.mem)
+				_ = unix.Close(a.fd)
+			}
 		}
 	} else {
 		a.mem, a.segment, err = p.dev.export(size)

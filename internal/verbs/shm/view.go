@@ -5,8 +5,6 @@ package shm
 import (
 	"slices"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/go-rdma/rdma/internal/verbs"
 )
 
@@ -118,7 +116,7 @@ func (p *pd) take(v *view) {
 	v.dev.release()
 }
 
-// show gives a new arena to all peers.
+// show gives a new arena to all peers, or to none.
 func (p *pd) show(a *arena) error {
 	for i, v := range *p.views.Load() {
 		num, err := v.dev.give(a.fd, a.size)
@@ -127,8 +125,6 @@ func (p *pd) show(a *arena) error {
 				v.dev.tellGone(v.segments[a])
 				delete(v.segments, a)
 			}
-			dropSegment(a.mem)
-			_ = unix.Close(a.fd)
 			return err
 		}
 		v.segments[a] = num
