@@ -112,6 +112,7 @@ func TestHints(t *testing.T) {
 		{PhaseTransfer, syscall.EMSGSIZE, "connect again"},
 		{PhaseConnect, &RejectError{Reason: 8}, "rdmanet.Listen"},
 		{PhaseConnect, &RejectError{Reason: 28}, "Admit"},
+		{PhaseConnect, &RejectError{Reason: 28}, "listens at this address"},
 		{PhaseConnect, &RejectError{Reason: 26}, "smaller MTU"},
 		{PhaseConnect, syscall.ETIMEDOUT, "4791"},
 		{PhaseConnect, context.DeadlineExceeded, "4791"},

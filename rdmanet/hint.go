@@ -106,7 +106,7 @@ func routeHint(e *Error, addr net.Addr) string {
 	case a != nil && a.IP.IsLinkLocalUnicast() && a.IP.Is6() && errors.Is(err, syscall.EINVAL):
 		return "a link-local address needs its interface: [" + a.IP.WithZone("").String() + "%eth0]:port"
 	case errors.Is(err, syscall.EADDRINUSE):
-		return "another listener of this host has the port: end it, or choose another port (0 picks a free one)"
+		return "another listener of this host has the port, at this address or, being another process, at any: end it, or choose another port (0 picks a free one)"
 	case errors.Is(err, syscall.EADDRNOTAVAIL):
 		return "the local address must be one of this host's; rdmanet.Devices lists those with a device"
 	case errors.Is(err, syscall.EMSGSIZE):
@@ -128,7 +128,7 @@ func connectHint(e *Error) string {
 	case errors.As(err, &rej) && rej.Reason == verbs.RejInvalidServiceID:
 		return "start a server there with rdmanet.Listen or rsockets; TCP's ports are others than RDMA's"
 	case errors.As(err, &rej) && rej.Reason == verbs.RejConsumer:
-		return "the server is there and does not want this connection: see its Admit function and its protocol"
+		return "the server is there and does not want this connection: see its Admit function, its protocol, and whether it listens at this address"
 	case errors.As(err, &rej) && rej.Reason == verbs.RejInvalidMTU:
 		return "the server's interface has a smaller MTU than this one's: make the two alike"
 	case e.Provider == cm.Shm && gaveUp(err):

@@ -12,7 +12,8 @@ import (
 
 // Listen announces a stream address on the network "rdma", "rdma4" or "rdma6", as
 // [net.Listen] does on TCP. What it returns is a [*Listener]. A host that is left
-// out or unspecified means all addresses of this host; port 0 picks a free one.
+// out or unspecified means all addresses of this host; port 0 picks a free one. Listeners of one process may have
+// a port at different addresses, as TCP's; of several processes one has it, for all addresses.
 func Listen(network, address string) (net.Listener, error) {
 	return new(ListenConfig).Listen(context.Background(), network, address)
 }
