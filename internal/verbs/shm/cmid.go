@@ -30,6 +30,7 @@ type outcome struct {
 	param *verbs.ConnParam
 	err   error
 	busy  bool // to be tried again
+	late  bool // it has not come by the time that it was waited for
 }
 
 // cmid is a [verbs.CMID].
@@ -176,7 +177,7 @@ func (c *cmid) connect(ctx context.Context, p *verbs.ConnParam) (*verbs.ConnPara
 	giveUp := time.Now().Add(retryFor)
 	for pause := firstRetry; ; pause = min(2*pause, lastRetry) {
 		c.link.send(msg, -1)
-		o := c.await(ctx, nil)
+		o := c.await(ctx)
 		if o.busy && time.Now().After(giveUp) {
 			o = c.withdraw(syscall.ETIMEDOUT)
 		}
@@ -184,21 +185,38 @@ func (c *cmid) connect(ctx context.Context, p *verbs.ConnParam) (*verbs.ConnPara
 			return o.param, o.err
 		}
 		timer := time.NewTimer(pause)
-		o = c.await(ctx, timer.C)
+		o = c.wait(ctx, timer.C)
 		timer.Stop()
-		if !o.busy {
+		if !o.busy && !o.late {
 			return o.param, o.err
 		}
 	}
 }
 
-// await waits for the answer, or until again.
-func (c *cmid) await(ctx context.Context, again <-chan time.Time) outcome {
+// await waits for the answer, which may take its time as long as the peer's process runs.
+func (c *cmid) await(ctx context.Context) outcome {
+	silence := c.dev.p.patience.answer
+	timer := time.NewTimer(silence)
+	defer timer.Stop()
+	for {
+		heard := c.link.ask()
+		if o := c.wait(ctx, timer.C); !o.late {
+			return o
+		}
+		if c.link.heard() == heard {
+			return c.withdraw(silentError(c.link.cred, c.remote.Port()))
+		}
+		timer.Reset(silence)
+	}
+}
+
+// wait waits for the answer until it is late.
+func (c *cmid) wait(ctx context.Context, late <-chan time.Time) outcome {
 	select {
 	case o := <-c.answer:
 		return o
-	case <-again:
-		return outcome{busy: true}
+	case <-late:
+		return outcome{late: true}
 	case <-ctx.Done():
 		return c.withdraw(ctx.Err())
 	case <-c.gone:

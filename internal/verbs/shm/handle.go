@@ -64,6 +64,10 @@ func (l *link) handle(data []byte, fd int) error {
 			c.gotBye()
 		}
 		l.tell(header{Kind: msgForgot, Flag: h.Flag, ID: h.ID})
+	case msgPing:
+		if h.Flag == 0 {
+			l.tell(header{Kind: msgPing, Flag: 1, ID: h.ID})
+		}
 	case msgForgot:
 		l.forgotten(dyingRing{h.Flag != 0, h.ID})
 	default:

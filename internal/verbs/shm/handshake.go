@@ -17,8 +17,19 @@ import (
 	"github.com/go-rdma/rdma/internal/verbs"
 )
 
-// handshakePatience bounds how long a peer may take to introduce itself.
-const handshakePatience = 10 * time.Second
+// patience bounds how long a peer whose process may be stopped keeps one waiting.
+type patience struct {
+	handshake time.Duration // for it to take a connection, and to introduce itself
+	answer    time.Duration // that it says nothing, though asked, while a request to connect waits for its answer
+}
+
+// defaultPatience has requests to connect fail as soon as those on a connection do.
+var defaultPatience = patience{handshake: 10 * time.Second, answer: peerPatience}
+
+// silentError is what comes of a process that says nothing: it is stopped, or hangs.
+func silentError(cred verbs.Cred, port uint16) error {
+	return fmt.Errorf("process %d, which holds port %d, does not answer: %w", cred.PID, port, syscall.ETIMEDOUT)
+}
 
 // errNobody is what comes of an address that nobody listens at. Others may, on a network.
 var errNobody = fmt.Errorf("%w: %w", verbs.ErrNoDevice, &verbs.RejectError{Reason: verbs.RejInvalidServiceID})
@@ -87,7 +98,7 @@ func (p *Provider) receive(fd int, k portKey) error {
 		return err
 	}
 	// Who has a link with this process goes now, and it was not for nothing that none was made.
-	if !goesOn(fd) {
+	if !p.goesOn(fd) {
 		p.foreign.remove(cred.UID)
 		return unix.Close(fd)
 	}
@@ -116,7 +127,7 @@ func (p *Provider) consider(fd int, k portKey) (*hello, verbs.Cred, error) {
 	if err != nil {
 		return nil, cred, err
 	}
-	f, err := pollable(fd, time.Now().Add(handshakePatience))
+	f, err := pollable(fd, time.Now().Add(p.patience.handshake))
 	if err != nil {
 		return nil, cred, err
 	}
@@ -146,8 +157,8 @@ func (p *Provider) consider(fd int, k portKey) (*hello, verbs.Cred, error) {
 }
 
 // goesOn waits for what follows the greeting, and leaves it there.
-func goesOn(fd int) (yes bool) {
-	f, err := pollable(fd, time.Now().Add(handshakePatience))
+func (p *Provider) goesOn(fd int) (yes bool) {
+	f, err := pollable(fd, time.Now().Add(p.patience.handshake))
 	if err != nil {
 		return false
 	}
@@ -167,7 +178,7 @@ func goesOn(fd int) (yes bool) {
 
 // introduce is the active side's part: it tells who wants to speak to whom, and hears whether it may.
 func (p *Provider) introduce(ctx context.Context, fd int, k portKey, to address, cred verbs.Cred) (*hello, error) {
-	f, err := pollable(fd, time.Now().Add(handshakePatience))
+	f, err := pollable(fd, time.Now().Add(p.patience.handshake))
 	if err != nil {
 		return nil, err
 	}
@@ -182,7 +193,7 @@ func (p *Provider) introduce(ctx context.Context, fd int, k portKey, to address,
 	case ctx.Err() != nil:
 		return nil, ctx.Err()
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		return nil, fmt.Errorf("process %d, which holds port %d, does not answer: %w", cred.PID, k.port, syscall.ETIMEDOUT)
+		return nil, silentError(cred, k.port)
 	case gone(err), errors.Is(err, errMessage):
 		return nil, errNobody // it has just given the port up
 	default:

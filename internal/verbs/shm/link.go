@@ -43,8 +43,9 @@ type link struct {
 	rx struct {
 		sync.Mutex
 		packet packet
-		due    []*cq // to be notified once no lock is held
-		err    error // the link is broken
+		due    []*cq  // to be notified once no lock is held
+		err    error  // the link is broken
+		heard  uint64 // messages so far
 	}
 
 	mu       sync.Mutex
@@ -196,6 +197,20 @@ func (l *link) send(data []byte, fd int) {
 		l.tx.flushing = true
 		go l.flush()
 	}
+}
+
+// ask has the peer say something, if its process runs. It returns how many messages have come before.
+func (l *link) ask() (heard uint64) {
+	heard = l.heard()
+	l.tell(header{Kind: msgPing})
+	return heard
+}
+
+// heard is how many messages have come.
+func (l *link) heard() uint64 {
+	l.rx.Lock()
+	defer l.rx.Unlock()
+	return l.rx.heard
 }
 
 // shutdown ends the connection, which the reader of either end finds. l.tx is locked.
@@ -365,6 +380,7 @@ func (l *link) next(fd int) (more bool, err error) {
 	case n == 0:
 		l.rx.err = io.EOF
 	default:
+		l.rx.heard++
 		got := -1
 		if oobn > 0 {
 			got = descriptor(p.oob[:oobn])

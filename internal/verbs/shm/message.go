@@ -42,13 +42,14 @@ const (
 
 	msgPorch // the pipe to knock with
 
-	lastMessage = msgPorch
+	msgPing     // is anybody there? With the flag it is the answer: the process runs
+	lastMessage = msgPing
 )
 
 // Numbers of the protocol. Another version is another protocol.
 const (
 	magic   = 0x4d485352 // RSHM
-	version = 3
+	version = 4
 
 	maxMessage = 1024
 	headerLen  = 8

@@ -155,7 +155,11 @@ type dialing struct {
 // dial returns the device of the link with the process that listens at an address, held for the caller.
 func (p *Provider) dial(ctx context.Context, k portKey, to address, anyUser bool) (*device, error) {
 	fd, cred, err := dialName(k)
+	giveUp := time.Now().Add(p.patience.handshake)
 	for pause := time.Millisecond; errors.Is(err, unix.EAGAIN); pause = min(2*pause, 50*time.Millisecond) {
+		if time.Now().After(giveUp) {
+			return nil, fmt.Errorf("the process that holds port %d does not answer: %w", k.port, syscall.ETIMEDOUT)
+		}
 		select { // its queue is full
 		case <-time.After(pause):
 		case <-ctx.Done():

@@ -50,6 +50,12 @@ func TestChild(t *testing.T) {
 			}
 		}
 	}
+	if what == "hold" { // requests wait
+		l, err := listenAt(p)
+		require.NoError(t, err)
+		fmt.Printf("listening at %v\n", l.Addr())
+		select {}
+	}
 	to := netip.MustParseAddrPort(what)
 	for range 4 {
 		s, err := dialTo(ctx, p, to)
@@ -104,6 +110,16 @@ func start(t *testing.T, what string) (cmd *exec.Cmd, said func() string) {
 func kill(t *testing.T, cmd *exec.Cmd) {
 	require.NoError(t, cmd.Process.Kill())
 	_ = cmd.Wait()
+}
+
+// stop stops the other process, and returns when it is.
+func stop(t *testing.T, cmd *exec.Cmd) {
+	require.NoError(t, cmd.Process.Signal(syscall.SIGSTOP))
+	require.Eventually(t, func() bool {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", cmd.Process.Pid))
+		require.NoError(t, err)
+		return bytes.Contains(stat, []byte(") T "))
+	}, 10*time.Second, 100*time.Microsecond)
 }
 
 // lostAtOnce checks that a connection ends as that of a dead peer does.
@@ -241,12 +257,7 @@ func TestStopped(t *testing.T) {
 				botherOnce(s)
 			}
 		}
-		require.NoError(t, cmd.Process.Signal(syscall.SIGSTOP))
-		require.Eventually(t, func() bool {
-			stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", cmd.Process.Pid))
-			require.NoError(t, err)
-			return bytes.Contains(stat, []byte(") T "))
-		}, 10*time.Second, 100*time.Microsecond)
+		stop(t, cmd)
 		bounded := func(what string, f func()) {
 			begin := time.Now()
 			f()

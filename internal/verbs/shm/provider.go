@@ -22,7 +22,8 @@ type Provider struct {
 	id    [16]byte // of the process, to those it has links with
 	ports portTable
 
-	foreign foreigners
+	foreign  foreigners
+	patience patience
 
 	regions   regionTable // of devices that were opened
 	domains   atomic.Uint32
@@ -37,7 +38,7 @@ var _ verbs.Provider = (*Provider)(nil)
 
 // New returns a provider that is a process of its own to others.
 func New() *Provider {
-	p := &Provider{links: make(map[[16]byte]*dialing), sources: make(map[netip.AddrPort]int)}
+	p := &Provider{links: make(map[[16]byte]*dialing), sources: make(map[netip.AddrPort]int), patience: defaultPatience}
 	p.regions.base = maxMRs
 	_, _ = crand.Read(p.id[:]) // which never fails
 	return p
