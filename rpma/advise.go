@@ -2,6 +2,7 @@ package rpma
 
 import (
 	"errors"
+	"syscall"
 
 	"github.com/go-rdma/rdma/internal/verbs"
 )
@@ -31,7 +32,11 @@ func (m *MR) Advise(off, n int, a Advice) error {
 	if !ok {
 		return &Error{Op: op, Code: ErrNotSupported, Err: errNoAdvice}
 	}
-	return opError(op, by.Advise(off, n, verbs.Advice(a)))
+	err := by.Advise(off, n, verbs.Advice(a))
+	if errors.Is(err, syscall.EINVAL) || errors.Is(err, syscall.EFAULT) {
+		return &Error{Op: op, Code: ErrInvalid, Err: err} // as librpma has it
+	}
+	return opError(op, err)
 }
 
 var errNoAdvice = errors.New("the device takes no advice")

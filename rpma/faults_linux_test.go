@@ -200,6 +200,8 @@ type faultyMR struct {
 
 func (m faultyMR) Close() error { return m.after("deregister", m.MR.Close()) }
 
+func (m faultyMR) Advise(int, int, verbs.Advice) error { return m.at("advise") }
+
 type faultySRQ struct {
 	verbs.SRQ
 	*faults
@@ -409,4 +411,23 @@ func TestFaults(t *testing.T) {
 	}
 	f.arm("", 0, nil)
 	require.NoError(t, everything(t.Context(), t), "as good as before")
+}
+
+// TestAdviceErrors: what a device says of advice is one of librpma's codes.
+func TestAdviceErrors(t *testing.T) {
+	if local != "127.0.0.1" || onShm {
+		t.Skip("the faults are those of the embedded device")
+	}
+	f := new(faults)
+	defer cm.Replace(&cm.Manager{Providers: []verbs.Provider{faulty{softroce.Default(), f}}})()
+	m := alloc(t, newPeer(t), 100, rpma.ReadSrc)
+	for errno, code := range map[syscall.Errno]rpma.Code{
+		syscall.EOPNOTSUPP: rpma.ErrNotSupported, syscall.EFAULT: rpma.ErrInvalid, syscall.EINVAL: rpma.ErrInvalid, syscall.EIO: rpma.ErrProvider,
+	} {
+		f.arm("advise", 1, fmt.Errorf("injected: %w", errno))
+		err := m.Advise(0, 100, rpma.AdvicePrefetchWrite)
+		require.ErrorIs(t, err, code)
+		require.ErrorIs(t, err, errno)
+		require.NoError(t, m.Advise(0, 100, rpma.AdvicePrefetchWrite))
+	}
 }

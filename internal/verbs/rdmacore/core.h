@@ -146,6 +146,7 @@ rdmacore_ref rdmacore_alloc_pd(rdmacore_ctx *);
 int rdmacore_dealloc_pd(rdmacore_pd *);
 rdmacore_reg rdmacore_reg_mr(rdmacore_pd *, void *addr, size_t len, uint32_t access, int on_demand); /* verbs.Access */
 int rdmacore_dereg_mr(rdmacore_mr *);
+int rdmacore_advise_mr(rdmacore_pd *, int advice, uint64_t addr, uint64_t len, uint32_t lkey); /* verbs.Advice */
 
 /* --- completion queues --- */
 

@@ -268,6 +268,10 @@ func coreRegMR(pd *corePD, mem []byte, access verbs.Access, onDemand bool) (mr *
 
 func coreDeregMR(mr *coreMR) error { return errnoOf(C.rdmacore_dereg_mr(mr)) }
 
+func coreAdviseMR(pd *corePD, a verbs.Advice, addr uint64, n int, lkey uint32) error {
+	return errnoOf(C.rdmacore_advise_mr(pd, C.int(a), C.uint64_t(addr), C.uint64_t(n), C.uint32_t(lkey)))
+}
+
 func coreCreateChan(ctx *coreCtx) (ch *coreChan, fd int, err error) {
 	r := C.rdmacore_create_chan(ctx)
 	ch, err = made[coreChan](r)

@@ -21,6 +21,7 @@ rdmacore_ref rdmacore_alloc_pd(rdmacore_ctx *a) { return none; }
 int rdmacore_dealloc_pd(rdmacore_pd *a) { return -ENOSYS; }
 rdmacore_reg rdmacore_reg_mr(rdmacore_pd *a, void *b, size_t c, uint32_t d, int e) { return no_reg; }
 int rdmacore_dereg_mr(rdmacore_mr *a) { return -ENOSYS; }
+int rdmacore_advise_mr(rdmacore_pd *a, int b, uint64_t c, uint64_t d, uint32_t e) { return -ENOSYS; }
 rdmacore_ref rdmacore_create_chan(rdmacore_ctx *a) { return none; }
 int rdmacore_destroy_chan(rdmacore_chan *a) { return -ENOSYS; }
 int rdmacore_cq_events(rdmacore_chan *a, uint64_t *b, int c) { return -ENOSYS; }

@@ -117,6 +117,7 @@ type mr struct {
 	arena      *verbs.CountedArena // nil: a mapping of the caller's own
 	addr       uint64
 	lkey, rkey uint32
+	size       int
 
 	mu     sync.Mutex
 	h      *coreMR // nil once closed, or its device was given up
@@ -150,7 +151,7 @@ func (p *pd) RegMR(mem []byte, access verbs.Access) (verbs.MR, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &mr{pd: p, arena: p.ArenaOf(mem), mem: mem[:len(mem):len(mem)], addr: uint64(verbs.AddressOf(mem))}
+	m := &mr{pd: p, arena: p.ArenaOf(mem), mem: mem[:len(mem):len(mem)], addr: uint64(verbs.AddressOf(mem)), size: len(mem)}
 	err = register(p.dev.attr.odp, func(onDemand bool) (err error) {
 		m.h, m.lkey, m.rkey, err = coreRegMR(h, mem, access, onDemand)
 		return err
