@@ -68,8 +68,8 @@ type Dialer struct {
 	ReadBuffer  int
 	WriteBuffer int
 
-	// BusyPoll is how long a Read that finds nothing looks again and again
-	// before it sleeps. 0: as seems good, negative: not at all.
+	// BusyPoll is how long, at most, a Read that finds nothing looks again and again
+	// before it sleeps. 0: as seems good, negative: not at all. See [Conn.SetBusyPoll].
 	BusyPoll time.Duration
 
 	// TrafficClass is the DSCP, shifted left by two, of the packets. 0: the device's default.

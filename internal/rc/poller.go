@@ -93,7 +93,7 @@ func (p *Poller) Start() {
 }
 
 // SetBusyPoll says how long a wait spins before it parks: 0 adaptive, negative
-// never, positive that long.
+// never, positive that long, unless it is in others' way.
 func (p *Poller) SetBusyPoll(d time.Duration) { p.busy.Store(int64(d)) }
 
 // Counts returns how often waits spun, parked and were woken.

@@ -24,7 +24,6 @@ const (
 
 	scoreMax   = 8
 	probeEvery = 32 // with a score of 0, one wait of so many spins
-	probeMost  = 32 // times as many, where probes have cost the processor
 )
 
 // Spinner decides whether and how long the next wait spins, by how the last ones went.
@@ -34,7 +33,8 @@ type Spinner struct {
 	park  int64 // how long one took that parked, if not longer than longMax
 	long  bool  // the last one that parked took longer
 	skips int
-	away  int // probes lately that lost the processor, as a power of two
+
+	losses losses
 }
 
 // NewSpinner makes the Spinner of something new, which may pay or not.
@@ -47,12 +47,12 @@ func NewSpinner() Spinner {
 // that the one who waits looks for completions itself as it spins, and does not need others to run.
 func (p *Spinner) Budget(busyPoll int64, long bool) int64 {
 	switch {
-	case busyPoll < 0 || procs.Load() == 1:
+	case busyPoll < 0 || procs.Load() == 1 || p.losses.paused():
 		return 0
 	case busyPoll > 0:
 		return busyPoll
 	case p.score > 0:
-	case p.skips < probeEvery<<p.away:
+	case p.skips < probeEvery:
 		p.skips++
 		return 0
 	default:
@@ -82,12 +82,7 @@ func (p *Spinner) probe() int64 {
 // Account takes how a spin went. A long one paid if it made the wait a third shorter.
 func (p *Spinner) Account(met bool, took int64) {
 	if took > lostTime {
-		// Other programs want the processor, and have it for milliseconds once one who spins lets them run; one who
-		// sleeps and is woken gets it at once.
 		p.score = 0
-		if probeEvery<<p.away < probeEvery*probeMost {
-			p.away++
-		}
 		return
 	}
 	if !met || took > spinMax && took > p.park*2/3 {
@@ -97,9 +92,12 @@ func (p *Spinner) Account(met bool, took int64) {
 	if p.score < scoreMax {
 		p.score++
 	}
-	p.away = 0
+	p.losses.saved(took, p.park)
 	p.typ += (took - p.typ) / 4
 }
+
+// Lost takes that a spin ended with a turn that went to another program, and how long that took.
+func (p *Spinner) Lost(took int64) { p.losses.lost(now(), took) }
 
 // Slept takes how long a wait took that parked.
 func (p *Spinner) Slept(took int64) {

@@ -2,7 +2,6 @@ package rc
 
 import (
 	"context"
-	"runtime"
 	"sync/atomic"
 	"time"
 
@@ -121,7 +120,10 @@ func (p *Poller) spin(s *Side) (met bool) {
 		return false
 	}
 	p.spins.Add(1)
-	met, took := p.spinOn(s, now(), d)
+	met, took, lost := p.spinOn(s, now(), d)
+	if lost > 0 {
+		s.spin.Lost(lost)
+	}
 	s.spin.Account(met, took)
 	return met
 }
@@ -163,11 +165,16 @@ func (p *Poller) park(s *Side) (err error) {
 // longSpins tells whether the one who waits looks for completions itself as it spins, and does not need others to run.
 func (p *Poller) longSpins() bool { return p.one != nil }
 
-// spinOn polls until the condition holds, the side has an error or the time is up.
-func (p *Poller) spinOn(s *Side, start, limit int64) (met bool, took int64) {
+// spinOn polls until the condition holds, the side has an error or the time is up. lost is how long another program had the processor
+// in the end.
+func (p *Poller) spinOn(s *Side, start, limit int64) (met bool, took, lost int64) {
 	if p.longSpins() {
-		if n := spinners.Add(1); n == 1 || n < procs.Load() || p.busy.Load() > 0 {
+		n, busy := spinners.Add(1), p.busy.Load() > 0
+		if one := n == 1 || n < procs.Load(); one || busy {
 			defer spinners.Add(-1)
+			if !one {
+				limit = min(limit, spinMax)
+			}
 			return p.spinInside(s, start, limit)
 		}
 		spinners.Add(-1)
@@ -196,55 +203,60 @@ func (p *Poller) spinOn(s *Side, start, limit int64) (met bool, took int64) {
 		putBatch(b)
 		met = met || s.ready()
 	}
-	return met, now() - start
+	return met, now() - start, 0
 }
 
-// spinners counts those in spinInside. Unless told to, they leave one of Go's processors to others: where all are busy,
+// spinners counts those in spinInside. They leave one of Go's processors to others: where all are busy,
 // the network poller is not looked at, and nobody else's events are seen.
 var spinners atomic.Int32
 
 // spinInside is spinOn for a provider that looks on inside its calls. There it lets other threads run; goroutines
-// seldom, see yields.
-func (p *Poller) spinInside(s *Side, start, limit int64) (met bool, took int64) {
+// where some want to, and seldom otherwise, see yields.
+func (p *Poller) spinInside(s *Side, start, limit int64) (met bool, took, lost int64) {
 	if !p.enter() {
-		return false, 0 // the one who polls will tell
+		return false, 0, 0 // the one who polls will tell
 	}
 	b := getBatch()
 	s.yields.begin(start)
-	last, still := start, 0
-	for {
+	var t, turn int64
+	for last, still, step := start, 0, firstStep; ; step = spinStep {
 		parked := p.parked.Load()
-		p.look(b, spinStep)
+		p.look(b, step)
+		t = now()
+		turn = t - last
 		if met = s.ready() || s.over(); met {
 			break
 		}
-		t := now()
-		if t-start > limit || t-last > awayTurn && p.busy.Load() <= 0 {
+		whatever := p.busy.Load() > 0
+		if t-start > limit || turn > awayTurn && !whatever {
 			break
 		}
-		if still++; t != last {
+		if still++; turn != 0 {
 			still = 0
 		} else if still == stillTurns {
 			break
 		}
-		last = t
 		// Whoever was woken by what came waits for this processor.
-		if p.parked.Load() < parked || s.yields.due(t) {
-			runtime.Gosched()
-			s.yields.yielded(t, now())
+		var over bool
+		if last, over = s.yields.letRun(t, p.parked.Load() < parked); over || last-t > awayTurn && !whatever {
+			turn = 0
+			break
 		}
 	}
-	end := now()
-	s.yields.end = end
+	s.yields.end = t
 	if met {
-		p.lastMet.Store(end)
+		p.lastMet.Store(t)
+	}
+	if turn > awayTurn {
+		lost = turn
 	}
 	p.leave(b, met)
 	putBatch(b)
-	return met || s.ready(), end - start
+	return met || s.ready(), t - start, lost
 }
 
 const (
+	firstStep  = 2 * time.Microsecond          // before others are asked for
 	spinStep   = 16 * time.Microsecond         // how long a provider may look for completions in one call
 	awayTurn   = int64(600 * time.Microsecond) // a turn longer than this means that the processor went to other programs
 	stillTurns = 16                            // turns in which no time passes, where it is simulated

@@ -1,15 +1,19 @@
 package rc
 
-import "time"
+import (
+	"runtime"
+	"time"
+)
 
-// yields tells when one who spins lets the goroutines run that wait for its processor. Each Gosched makes the scheduler wake a
-// thread, if there is a processor for it, and where nobody waited that thread finds nothing and has only been in the way, perhaps of
-// the peer. So where that is so they become rare. They never end: somebody may come to wait, and a goroutine that has run for 10 ms is
-// stopped by a signal, after which the runtime looks every 20 µs for a while whether somebody has to be stopped.
+// yields lets the goroutines run that wait for the processor of one who spins: when some do, see askWanted. Beside that, timers
+// wait for it, too, and what the runtime has not told. Each Gosched makes the scheduler wake a thread, if there is a processor for it, and where
+// nobody waited that thread finds nothing and has only been in the way, perhaps of the peer. So where that is so they become rare. They never end:
+// a goroutine that has run for 10 ms is stopped by a signal, after which the runtime looks every 20 µs for a while whether somebody has to be stopped.
 type yields struct {
 	every int64 // between two
 	last  int64
 	end   int64 // of the spin before
+	held  int64 // since when others have waited, in spite of yields, or 0
 }
 
 const (
@@ -17,6 +21,7 @@ const (
 	yieldMax   = int64(3 * time.Millisecond)
 	yieldLong  = int64(100 * time.Microsecond) // others have run, and not only been woken
 	yieldPause = int64(time.Millisecond)       // one who has not spun for so long has slept, or others have run
+	heldMost   = int64(100 * time.Microsecond)
 )
 
 // begin begins a spin.
@@ -25,6 +30,33 @@ func (y *yields) begin(t int64) {
 		y.last = t
 	}
 	y.every = max(y.every, yieldMin)
+	y.held = 0
+}
+
+// letRun lets others run where that is due; woken tells that some have just come. It returns the time then, and whether
+// the spin has to end: those who wait are not where a yield helps, but behind one who keeps another processor.
+func (y *yields) letRun(t int64, woken bool) (back int64, over bool) {
+	if woken || y.due(t) {
+		runtime.Gosched()
+		back = now()
+		y.yielded(t, back)
+		return back, false
+	}
+	switch askWanted(t) {
+	case unknown:
+		return t, false
+	case unwanted:
+		y.held = 0
+		return t, false
+	}
+	if y.held == 0 {
+		y.held = t
+	} else if t-y.held > heldMost {
+		return t, true
+	}
+	runtime.Gosched()
+	y.last = now()
+	return y.last, false
 }
 
 // due tells whether it is time.

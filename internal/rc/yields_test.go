@@ -48,25 +48,74 @@ func TestYields(t *testing.T) {
 }
 
 // met is whether a spin met its condition.
-func met(met bool, _ int64) bool { return met }
+func met(met bool, _, _ int64) bool { return met }
+
+// oneProcessor has Go run one goroutine at a time, though connections do not know.
+func oneProcessor(t *testing.T) {
+	n := runtime.GOMAXPROCS(1)
+	procs.Store(2) // or nobody spins
+	t.Cleanup(func() {
+		runtime.GOMAXPROCS(n)
+		refreshProcs()
+	})
+}
 
 // TestSpinLetsOthersRun: on a processor that is the only one, who spins does not keep others waiting until the runtime
-// takes it away, which is after 10 ms.
+// takes it away, which is after 10 ms, nor until a yield is due.
 func TestSpinLetsOthersRun(t *testing.T) {
 	c, _, h, _ := newRester(t, time.Hour)
-	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
-	procs.Store(2) // or nobody spins
-	defer refreshProcs()
+	oneProcessor(t)
 	var ran atomic.Bool
 	h.a = NewSide(ran.Load)
-	never, least := NewSide(func() bool { return false }), int64(time.Hour)
+	least := int64(time.Hour)
 	for range 20 {
 		ran.Store(false)
 		go ran.Store(true)
 		start := now()
+		h.a.yields = yields{every: yieldMax, last: start, end: start} // nobody has wanted to
 		require.True(t, met(c.spinOn(h.a, start, int64(10*time.Second))))
 		least = min(least, now()-start)
-		require.False(t, met(c.spinOn(never, now(), 2*yieldPause))) // nobody wants to: yields become rare
 	}
-	require.Less(t, time.Duration(least), 8*time.Millisecond)
+	require.Less(t, time.Duration(least), time.Millisecond)
+}
+
+// TestSpinMakesWay: where yields do not help those who wait, since they wait for another processor that does not get to them, a spin ends.
+func TestSpinMakesWay(t *testing.T) {
+	c, _, _, _ := newRester(t, time.Hour)
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(2))
+	procs.Store(2)
+	defer refreshProcs()
+	var stop, ran atomic.Bool
+	computed := make(chan struct{})
+	go func() {
+		defer close(computed)
+		for !stop.Load() {
+			ran.Store(false)
+			go ran.Store(true) // behind this one
+			for !ran.Load() && !stop.Load() {
+			}
+		}
+	}()
+	defer func() { stop.Store(true); <-computed }()
+	start := now()
+	require.False(t, met(c.spinOn(NewSide(func() bool { return false }), start, int64(10*time.Second))))
+	require.Less(t, time.Duration(now()-start), 5*time.Second)
+}
+
+// TestAskWanted: the runtime tells who can run and has to wait.
+func TestAskWanted(t *testing.T) {
+	oneProcessor(t)
+	ask := func() answer {
+		asked.again.Store(-1 << 62)
+		return askWanted(now())
+	}
+	require.Eventually(t, func() bool { return ask() == unwanted }, 10*time.Second, time.Millisecond, "whatever the runtime does by itself ends")
+	ran := make(chan struct{})
+	go close(ran)
+	got := ask()
+	<-ran
+	require.Equal(t, wanted, got)
+	ask()
+	require.Equal(t, unknown, askWanted(asked.again.Load()-1), "asking takes a small part of the time")
+	require.LessOrEqual(t, asked.again.Load()-now(), askMost)
 }

@@ -61,7 +61,7 @@ func (c *Conn) SetWriteBuffer(bytes int) error {
 	return nil
 }
 
-// SetBusyPoll says how long a Read that finds nothing spins before it parks: 0
+// SetBusyPoll says how long a Read that finds nothing spins before it parks, at most: 0
 // adaptive, negative never.
 func (c *Conn) SetBusyPoll(d time.Duration) error {
 	if err := c.open(); err != nil {
