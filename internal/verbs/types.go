@@ -125,6 +125,25 @@ func (o Opcode) String() string {
 	return "Opcode(" + strconv.Itoa(int(o)) + ")"
 }
 
+// Completion is the opcode of a request's completion.
+func (o Opcode) Completion() WCOpcode {
+	switch o {
+	case OpWrite, OpWriteWithImm:
+		return WCWrite
+	case OpRead:
+		return WCRead
+	case OpCompareSwap:
+		return WCCompareSwap
+	case OpFetchAdd:
+		return WCFetchAdd
+	case OpFlush:
+		return WCFlush
+	case OpAtomicWrite:
+		return WCAtomicWrite
+	}
+	return WCSend
+}
+
 // SendFlags modify a send work request.
 type SendFlags uint8
 

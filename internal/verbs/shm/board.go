@@ -5,8 +5,6 @@ package shm
 import (
 	"sync/atomic"
 	"time"
-
-	"github.com/go-rdma/rdma/internal/verbs"
 )
 
 // The board is segment 0 of each side: its completion queues and regions.
@@ -99,23 +97,4 @@ func rnrTime(code uint8) time.Duration {
 		return unit << (code / 2)
 	}
 	return 3 * unit << ((code - 3) / 2)
-}
-
-// opcode of the completion of a send request.
-func sendOpcode(op verbs.Opcode) verbs.WCOpcode {
-	switch op {
-	case verbs.OpWrite, verbs.OpWriteWithImm:
-		return verbs.WCWrite
-	case verbs.OpRead:
-		return verbs.WCRead
-	case verbs.OpCompareSwap:
-		return verbs.WCCompareSwap
-	case verbs.OpFetchAdd:
-		return verbs.WCFetchAdd
-	case verbs.OpAtomicWrite:
-		return verbs.WCAtomicWrite
-	case verbs.OpFlush:
-		return verbs.WCFlush
-	}
-	return verbs.WCSend
 }

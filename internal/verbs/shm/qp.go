@@ -394,7 +394,7 @@ func (q *qp) failLocked(results bool) {
 	q.stop(stateErr)
 	for ; q.head != q.tail; q.head++ {
 		e := q.at(q.head)
-		q.sendCQ.push(&verbs.WC{ID: e.id, Status: verbs.WRFlushErr, Op: sendOpcode(e.op), QPN: q.num}, nil, 0)
+		q.sendCQ.push(&verbs.WC{ID: e.id, Status: verbs.WRFlushErr, Op: e.op.Completion(), QPN: q.num}, nil, 0)
 	}
 	q.sq = nil
 	for at := q.rq.drained.Load(); at != q.rq.posted; at++ {

@@ -53,7 +53,7 @@ func (q *qp) post(wr *verbs.SendWR) (full bool, err error) {
 		return false, err
 	}
 	if q.state == stateErr {
-		q.sendCQ.push(&verbs.WC{ID: wr.ID, Status: verbs.WRFlushErr, Op: sendOpcode(wr.Op), QPN: q.num}, nil, 0)
+		q.sendCQ.push(&verbs.WC{ID: wr.ID, Status: verbs.WRFlushErr, Op: wr.Op.Completion(), QPN: q.num}, nil, 0)
 		return false, nil
 	}
 	if q.tail-q.polled.Load() >= uint64(q.caps.MaxSendWR) {
@@ -191,7 +191,7 @@ func (q *qp) finish(e *sendWR, status verbs.Status) {
 	q.head++
 	if status == verbs.Success {
 		if e.flags&verbs.Signaled != 0 {
-			wc := verbs.WC{ID: e.id, Op: sendOpcode(e.op), QPN: q.num}
+			wc := verbs.WC{ID: e.id, Op: e.op.Completion(), QPN: q.num}
 			if e.op == verbs.OpRead || isAtomic(e.op) {
 				wc.ByteLen = e.length
 			}
@@ -199,7 +199,7 @@ func (q *qp) finish(e *sendWR, status verbs.Status) {
 		}
 		return
 	}
-	q.sendCQ.push(&verbs.WC{ID: e.id, Status: status, Op: sendOpcode(e.op), QPN: q.num}, nil, 0)
+	q.sendCQ.push(&verbs.WC{ID: e.id, Status: status, Op: e.op.Completion(), QPN: q.num}, nil, 0)
 	q.failLocked(true)
 }
 

@@ -277,7 +277,7 @@ func (q *qp) postSend(w *work, wr *verbs.SendWR) (full bool, err error) {
 		length = atomicSize
 	}
 	if q.state == stateErr {
-		q.complete(w, q.sendCQ, wr.ID, verbs.WRFlushErr, sendWCOpcode(wr.Op))
+		q.complete(w, q.sendCQ, wr.ID, verbs.WRFlushErr, wr.Op.Completion())
 		return false, nil
 	}
 	e := q.sq.next()
@@ -359,24 +359,6 @@ func (q *qp) complete(w *work, c *cq, id uint64, status verbs.Status, op verbs.W
 	c.push(w, &verbs.WC{ID: id, Status: status, Op: op, QPN: q.num})
 }
 
-func sendWCOpcode(op verbs.Opcode) verbs.WCOpcode {
-	switch op {
-	case verbs.OpWrite, verbs.OpWriteWithImm:
-		return verbs.WCWrite
-	case verbs.OpRead:
-		return verbs.WCRead
-	case verbs.OpCompareSwap:
-		return verbs.WCCompareSwap
-	case verbs.OpFetchAdd:
-		return verbs.WCFetchAdd
-	case verbs.OpFlush:
-		return verbs.WCFlush
-	case verbs.OpAtomicWrite:
-		return verbs.WCAtomicWrite
-	}
-	return verbs.WCSend
-}
-
 // receive takes a run of packets.
 func (q *qp) receive(w *work, ps []netio.Packet) {
 	q.mu.Lock()
@@ -424,7 +406,7 @@ func (q *qp) failAt(w *work, pos uint32, status verbs.Status) {
 		if q.sq.head == pos && status != verbs.Success {
 			outcome = status
 		}
-		q.complete(w, q.sendCQ, e.id, outcome, sendWCOpcode(e.op))
+		q.complete(w, q.sendCQ, e.id, outcome, e.op.Completion())
 	}
 	for ; q.rq.head != q.rq.tail; q.rq.head++ {
 		q.complete(w, q.recvCQ, q.rq.at(q.rq.head).id, verbs.WRFlushErr, verbs.WCRecv)

@@ -57,7 +57,7 @@ func (r *rc) advance(w *work, psn uint32) {
 			break
 		}
 		if e.flags&verbs.Signaled != 0 {
-			wc := verbs.WC{ID: e.id, Op: sendWCOpcode(e.op), QPN: r.q.num}
+			wc := verbs.WC{ID: e.id, Op: e.op.Completion(), QPN: r.q.num}
 			if fetches(e.op) {
 				wc.ByteLen = e.length
 			}

@@ -206,7 +206,7 @@ func drive(e *end, r *rand.Rand, wake chan struct{}, out, in []op, ready int) er
 				if uint64(done) != c.ID {
 					return fmt.Errorf("request %d completed where %d was due", c.ID, done)
 				}
-				if o := &out[done]; fetches(o.wr.Op) && (int(c.ByteLen) != len(o.data) || c.Op != sendWCOpcode(o.wr.Op)) {
+				if o := &out[done]; fetches(o.wr.Op) && (int(c.ByteLen) != len(o.data) || c.Op != o.wr.Op.Completion()) {
 					return fmt.Errorf("request %d, %v of %d bytes: %+v", done, o.wr.Op, len(o.data), c)
 				}
 			}
