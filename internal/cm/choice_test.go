@@ -47,6 +47,7 @@ func TestDialChoosesShm(t *testing.T) {
 		verbs.ErrNoDevice,
 		fmt.Errorf("another version: %w", syscall.EPROTONOSUPPORT),
 		fmt.Errorf("no descriptors: %w", syscall.EMFILE),
+		fmt.Errorf("%w: whoever holds the port does not answer: %w", verbs.ErrNoDevice, syscall.ETIMEDOUT),
 	} {
 		shm.resolveErr = e
 		got, err = connected(t, m, "", nil)

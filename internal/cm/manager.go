@@ -113,7 +113,8 @@ func (m *Manager) try(ctx context.Context, cands []candidate, attr verbs.CMIDAtt
 		if ctx.Err() != nil {
 			return &ProviderError{Provider: c.providerName(), Device: c.device, Err: ctx.Err()}
 		}
-		if c.isShm() && errors.Is(err, syscall.ETIMEDOUT) { // somebody listens, and is stopped: nobody else will answer for it
+		// Somebody listens, and is stopped: nobody else will answer for it. Of whom nobody knows whose process it is that is no device.
+		if c.isShm() && errors.Is(err, syscall.ETIMEDOUT) && !errors.Is(err, verbs.ErrNoDevice) {
 			return &ProviderError{Provider: Shm, Err: err}
 		}
 		if c.isShm() && nobodyListens(err) {

@@ -37,13 +37,25 @@ func (e *foreignError) Error() string {
 		e.port, e.uid, os.Geteuid())
 }
 
-// maxForeign bounds the links with processes of one other user. Those of this user could use up what there is anyhow.
-const maxForeign = 64
+// strangerError says that nobody knows whose a port is.
+type strangerError struct{ port uint16 }
+
+func (e strangerError) Error() string {
+	return fmt.Sprintf("port %d is held by a process that takes no connections: ss -xlp names it", e.port)
+}
+
+// Links with processes of one other user, and of all: a user may have many numbers (subuid(5)). Those of this user could use up what
+// there is anyhow.
+const (
+	maxForeign    = 64
+	maxForeigners = 512
+)
 
 // foreigners counts links by user.
 type foreigners struct {
-	mu sync.Mutex
-	n  map[int]int
+	mu  sync.Mutex
+	n   map[int]int
+	all int
 }
 
 // add counts one more, if there may be one.
@@ -53,9 +65,13 @@ func (f *foreigners) add(uid int) error {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.n[uid] == maxForeign {
+	switch {
+	case f.n[uid] == maxForeign:
 		return fmt.Errorf("more than %d processes of uid %d: %w", maxForeign, uid, syscall.EUSERS)
+	case f.all == maxForeigners:
+		return fmt.Errorf("more than %d processes of other users: %w", maxForeigners, syscall.EUSERS)
 	}
+	f.all++
 	if f.n == nil {
 		f.n = make(map[int]int)
 	}
@@ -69,6 +85,7 @@ func (f *foreigners) remove(uid int) {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	f.all--
 	if f.n[uid]--; f.n[uid] == 0 {
 		delete(f.n, uid)
 	}

@@ -89,7 +89,7 @@ func (l *link) gotSegment(num uint32, body []byte, fd int) error {
 	if num >= maxSegments || fd < 0 || l.segments[num].Load() != nil || num == 0 && size != boardSize {
 		return fmt.Errorf("segment %d of %d bytes: %w", num, size, syscall.EPROTO)
 	}
-	m, err := mapSegment(fd, size)
+	m, err := mapSegment(fd, size, roomFor(l.cred))
 	if err != nil {
 		return err
 	}

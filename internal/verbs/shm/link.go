@@ -10,6 +10,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -66,8 +67,12 @@ type message struct {
 	fd   int // a duplicate; -1: none
 }
 
-// maxWaiting bounds what waits for a peer that does not read.
-const maxWaiting = 16 << 20
+// maxWaiting bounds what waits for a peer that does not read, and maxForeignWaiting what does for one of another user, of whom
+// nobody knows yet whether he is wanted.
+const (
+	maxWaiting        = 16 << 20
+	maxForeignWaiting = 1 << 20
+)
 
 // newLink makes an end of a link of a connected socket. Both ends begin with their boards.
 func (d *device) newLink(fd int, active bool, peer [16]byte, cred verbs.Cred) (*link, error) {
@@ -176,7 +181,7 @@ func (l *link) send(data []byte, fd int) {
 	}
 	if len(l.tx.waiting) == 0 {
 		err := sendMessage(l.tx.fd, data, fd)
-		if err == nil || !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.ENOBUFS) && !errors.Is(err, unix.ETOOMANYREFS) {
+		if err == nil || !errors.Is(err, unix.EAGAIN) && !noRoom(err) {
 			return // an error means that the peer is gone, which the reader finds
 		}
 	}
@@ -189,7 +194,7 @@ func (l *link) send(data []byte, fd int) {
 		}
 	}
 	l.tx.waiting = append(l.tx.waiting, m)
-	if l.tx.bytes += len(data) + 64; l.tx.bytes > maxWaiting {
+	if l.tx.bytes += len(data) + 64; l.tx.bytes > l.mostWaiting() {
 		l.shutdown()
 		return
 	}
@@ -213,6 +218,13 @@ func (l *link) heard() uint64 {
 	return l.rx.heard
 }
 
+func (l *link) mostWaiting() int {
+	if trusted(uint32(l.cred.UID)) {
+		return maxWaiting
+	}
+	return maxForeignWaiting
+}
+
 // shutdown ends the connection, which the reader of either end finds. l.tx is locked.
 func (l *link) shutdown() { _ = unix.Shutdown(l.tx.fd, unix.SHUT_RDWR) }
 
@@ -230,35 +242,57 @@ func sendMessage(sock int, data []byte, fd int) error {
 	}
 }
 
+// noRoom tells whether an error of sendmsg(2) is about what the kernel has: memory, or descriptors of this user's that are on their way.
+func noRoom(err error) bool {
+	return errors.Is(err, unix.ENOBUFS) || errors.Is(err, unix.ENOMEM) || errors.Is(err, unix.ETOOMANYREFS)
+}
+
+// roomRetry is how long one who was told that there is no room waits: nobody tells when there is some again.
+const roomRetry = 10 * time.Millisecond
+
 // flush sends what waits, as the peer reads.
 func (l *link) flush() {
-	done := false
-	err := l.rc.Write(func(uintptr) bool {
-		l.tx.Lock()
-		defer l.tx.Unlock()
-		for len(l.tx.waiting) > 0 && l.tx.fd >= 0 {
-			m := &l.tx.waiting[0]
-			if err := sendMessage(l.tx.fd, m.data, m.fd); errors.Is(err, unix.EAGAIN) {
-				return false
-			}
-			l.tx.bytes -= len(m.data) + 64
-			if m.fd >= 0 {
-				_ = unix.Close(m.fd)
-			}
-			l.tx.waiting[0] = message{}
-			l.tx.waiting = l.tx.waiting[1:]
+	for {
+		over := false
+		err := l.rc.Write(func(uintptr) bool {
+			var wait bool
+			wait, over = l.flushNow()
+			return !wait
+		})
+		if err != nil && !over {
+			l.tx.Lock()
+			l.dropWaiting()
+			l.tx.Unlock()
 		}
-		l.tx.waiting, l.tx.flushing, done = nil, false, true
-		if l.tx.closing && l.tx.fd >= 0 {
-			l.shutdown()
+		if err != nil || over {
+			return
 		}
-		return true
-	})
-	if err != nil && !done {
-		l.tx.Lock()
-		l.dropWaiting()
-		l.tx.Unlock()
+		time.Sleep(roomRetry)
 	}
+}
+
+// flushNow sends what it can. It tells whether the rest is to be sent when the peer has read something, and whether there is none.
+func (l *link) flushNow() (wait, over bool) {
+	l.tx.Lock()
+	defer l.tx.Unlock()
+	for len(l.tx.waiting) > 0 && l.tx.fd >= 0 {
+		m := &l.tx.waiting[0]
+		err := sendMessage(l.tx.fd, m.data, m.fd)
+		if errors.Is(err, unix.EAGAIN) || noRoom(err) {
+			return !noRoom(err), false
+		}
+		l.tx.bytes -= len(m.data) + 64
+		if m.fd >= 0 {
+			_ = unix.Close(m.fd)
+		}
+		l.tx.waiting[0] = message{}
+		l.tx.waiting = l.tx.waiting[1:]
+	}
+	l.dropWaiting() // if anything, of a link that has ended
+	if l.tx.closing && l.tx.fd >= 0 {
+		l.shutdown()
+	}
+	return false, true
 }
 
 // dropWaiting gives up what was not sent. l.tx is locked.

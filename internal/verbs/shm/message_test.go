@@ -138,3 +138,18 @@ func serveOne(t *testing.T, l verbs.Listener) {
 	_, err = s.close()
 	require.NoError(t, err)
 }
+
+// TestWaitingAtTheEnd: what was not sent when a link ends leaves no descriptor behind, whoever comes to it first.
+func TestWaitingAtTheEnd(t *testing.T) {
+	_, before := held(t)
+	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
+	require.NoError(t, err)
+	var l link
+	l.tx.fd, l.tx.flushing = -1, true
+	l.tx.waiting = []message{{fd: fd}}
+	wait, over := l.flushNow()
+	require.False(t, wait)
+	require.True(t, over)
+	_, after := held(t)
+	require.Equal(t, before, after)
+}

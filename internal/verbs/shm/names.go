@@ -28,9 +28,9 @@ func (p *Provider) claim(k portKey) (giveUp func(), err error) {
 	if err != nil {
 		return nil, os.NewSyscallError("socket", err)
 	}
-	if err := unix.Bind(fd, &unix.SockaddrUnix{Name: portName(k)}); err != nil {
+	if err := bindName(fd, k); err != nil {
 		_ = unix.Close(fd)
-		return nil, portTaken(k, os.NewSyscallError("bind", err))
+		return nil, err
 	}
 	if err := unix.Listen(fd, unix.SOMAXCONN); err != nil {
 		_ = unix.Close(fd)
@@ -50,17 +50,26 @@ func (p *Provider) claim(k portKey) (giveUp func(), err error) {
 	}), nil
 }
 
-// portTaken says by whom, if the port is. One that another user holds is no reason to have another port: whoever listens on
-// several providers does without this one.
-func portTaken(k portKey, err error) error {
+// bindName takes a port's name, or says who has it. One that another user holds is no reason to have another port: whoever listens on
+// several providers does without this one. Who holds it the kernel tells by a connection, so a holder who takes none may be anybody, and is no
+// reason either: of a process of this user's the other providers know.
+func bindName(fd int, k portKey) error {
+	name := &unix.SockaddrUnix{Name: portName(k)}
+	err := unix.Bind(fd, name)
 	if !errors.Is(err, unix.EADDRINUSE) {
-		return err
+		return os.NewSyscallError("bind", err)
 	}
-	fd, cred, e := dialName(k)
-	if e != nil {
-		return err
+	c, cred, e := dialName(k)
+	if errors.Is(e, unix.ECONNREFUSED) && unix.Bind(fd, name) == nil {
+		return nil // it was given up meanwhile
 	}
-	_ = unix.Close(fd)
+	switch {
+	case errors.Is(e, unix.ECONNREFUSED), errors.Is(e, unix.EAGAIN):
+		return fmt.Errorf("%w: %w: %w", verbs.ErrNoDevice, strangerError{k.port}, unix.EADDRINUSE)
+	case e != nil:
+		return os.NewSyscallError("bind", err)
+	}
+	_ = unix.Close(c)
 	if !trusted(uint32(cred.UID)) {
 		return fmt.Errorf("%w: %w: %w", verbs.ErrNoDevice, &foreignError{k.port, cred.UID}, unix.EADDRINUSE)
 	}
@@ -152,12 +161,19 @@ type dialing struct {
 	err  error
 }
 
+// queuePatience bounds how long a dial that has other ways waits for a place in the queue of who holds a port: whose that is is not known
+// before, and a process of this user's takes thousands in that time.
+const queuePatience = 100 * time.Millisecond
+
 // dial returns the device of the link with the process that listens at an address, held for the caller.
 func (p *Provider) dial(ctx context.Context, k portKey, to address, anyUser bool) (*device, error) {
 	fd, cred, err := dialName(k)
-	giveUp := time.Now().Add(p.patience.handshake)
+	begin := time.Now()
 	for pause := time.Millisecond; errors.Is(err, unix.EAGAIN); pause = min(2*pause, 50*time.Millisecond) {
-		if time.Now().After(giveUp) {
+		switch waited := time.Since(begin); {
+		case !anyUser && waited > min(queuePatience, p.patience.handshake):
+			return nil, fmt.Errorf("%w: the process that holds port %d does not answer: %w", verbs.ErrNoDevice, k.port, syscall.ETIMEDOUT)
+		case waited > p.patience.handshake:
 			return nil, fmt.Errorf("the process that holds port %d does not answer: %w", k.port, syscall.ETIMEDOUT)
 		}
 		select { // its queue is full

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/go-rdma/rdma/internal/leak"
+	"github.com/go-rdma/rdma/internal/verbs"
 )
 
 var pageSize = os.Getpagesize()
@@ -60,6 +61,7 @@ func dropSegment(mem []byte) {
 // mapping is a segment of the peer's. Its memory stays while somebody holds it.
 type mapping struct {
 	mem  []byte
+	room *budget
 	refs atomic.Int64 // negative once it was given up
 	made leak.Mark
 }
@@ -68,7 +70,7 @@ const givenUp = -1 << 62
 
 // mapSegment maps what a peer has sent. Nothing that the peer does later makes an access fail: the memory is of
 // tmpfs, without huge pages that may run out, and cannot shrink.
-func mapSegment(fd int, size uint64) (*mapping, error) {
+func mapSegment(fd int, size uint64, room *budget) (*mapping, error) {
 	var st unix.Stat_t
 	var fs unix.Statfs_t
 	got, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
@@ -98,16 +100,31 @@ func mapSegment(fd int, size uint64) (*mapping, error) {
 		room.give(size)
 		return nil, os.NewSyscallError("mmap", err)
 	}
-	m := &mapping{mem: mem}
+	m := &mapping{mem: mem, room: room}
 	m.made.Made("mapping of a peer's memfd")
 	return m, nil
 }
 
 // room is what peers' segments take of what a process has: of its address space, and of the mappings that Linux lets it have
-// (vm.max_map_count, 65530). What they cost is little, and without a limit a peer could use it all up.
-var room budget
+// (vm.max_map_count, 65530). What they cost is little, and without a limit a peer could use it all up. Other users' processes have room of
+// their own: they have links before anybody is asked whether he wants them, and must not leave this user's without.
+var (
+	room        = budget{mostN: mostMappings, mostBytes: mostMapped}
+	foreignRoom = budget{mostN: mostMappings / 4, mostBytes: mostMapped / 4}
+)
 
-type budget struct{ n, bytes atomic.Int64 }
+// roomFor is where the segments of a peer have room.
+func roomFor(c verbs.Cred) *budget {
+	if trusted(uint32(c.UID)) {
+		return &room
+	}
+	return &foreignRoom
+}
+
+type budget struct {
+	mostN, mostBytes int64
+	n, bytes         atomic.Int64
+}
 
 const (
 	mostMappings = 1 << 14
@@ -116,7 +133,7 @@ const (
 
 func (b *budget) take(size uint64) bool {
 	n, bytes := b.n.Add(1), b.bytes.Add(int64(size))
-	if n <= mostMappings && bytes <= mostMapped {
+	if n <= b.mostN && bytes <= b.mostBytes {
 		return true
 	}
 	b.give(size)
@@ -132,7 +149,7 @@ func (m *mapping) unmap() {
 	size := uint64(len(m.mem))
 	m.made.Gone()
 	_ = unix.Munmap(m.mem)
-	room.give(size)
+	m.room.give(size)
 }
 
 // hold keeps the memory, unless it was given up.

@@ -61,18 +61,18 @@ func TestSegmentSeals(t *testing.T) {
 		if fd < 0 {
 			continue
 		}
-		_, err := mapSegment(fd, uint64(size))
+		_, err := mapSegment(fd, uint64(size), &room)
 		require.Error(t, err, name)
 		require.NoError(t, unix.Close(fd))
 	}
 	for _, bad := range []uint64{0, 1, uint64(pageSize) + 1, maxSegment + uint64(pageSize), ^uint64(0)} {
 		fd := memfd(0, size, seals)
-		_, err := mapSegment(fd, bad)
+		_, err := mapSegment(fd, bad, &room)
 		require.Error(t, err, "%d bytes", bad)
 		require.NoError(t, unix.Close(fd))
 	}
 	fd := memfd(0, size, seals)
-	m, err := mapSegment(fd, uint64(size))
+	m, err := mapSegment(fd, uint64(size), &room)
 	require.NoError(t, err)
 	require.Error(t, unix.Ftruncate(fd, 0))
 	// A hole is zeros, not a fault.
@@ -87,7 +87,7 @@ func TestMappingHolds(t *testing.T) {
 	mem, fd, err := newSegment(pageSize)
 	require.NoError(t, err)
 	defer dropSegment(mem)
-	m, err := mapSegment(fd, uint64(pageSize))
+	m, err := mapSegment(fd, uint64(pageSize), &room)
 	require.NoError(t, err)
 	require.NoError(t, unix.Close(fd))
 	require.True(t, m.hold())
@@ -102,7 +102,7 @@ func TestMappingHolds(t *testing.T) {
 
 // TestRoom: peers' segments do not take all that there is.
 func TestRoom(t *testing.T) {
-	var b budget
+	b := budget{mostN: mostMappings, mostBytes: mostMapped}
 	require.True(t, b.take(mostMapped))
 	require.False(t, b.take(1))
 	b.give(mostMapped)
@@ -120,14 +120,14 @@ func TestRoom(t *testing.T) {
 	mem, fd, err := newSegment(pageSize)
 	require.NoError(t, err)
 	defer dropSegment(mem)
-	m, err := mapSegment(fd, uint64(pageSize))
+	m, err := mapSegment(fd, uint64(pageSize), &room)
 	require.NoError(t, err)
 	require.Equal(t, n+1, room.n.Load())
 	m.giveUp()
 	require.Equal(t, n, room.n.Load())
 	require.Equal(t, bytes, room.bytes.Load())
 	room.n.Add(mostMappings)
-	_, err = mapSegment(fd, uint64(pageSize))
+	_, err = mapSegment(fd, uint64(pageSize), &room)
 	require.ErrorIs(t, err, unix.ENOMEM)
 	room.n.Add(-mostMappings)
 	require.NoError(t, unix.Close(fd))

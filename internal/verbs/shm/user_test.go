@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/go-rdma/rdma/internal/verbs"
 )
@@ -52,12 +53,91 @@ func TestUser(t *testing.T) {
 					}
 				}
 			}()
+		case "hold": // and take nobody; anyone: with a queue, which is full
+			require.NoError(t, holdName(portKey{verbs.PSTCP, at.Port()}, anyone))
+			fmt.Println(at)
+		case "hoard": // has the one who listens map segments, until it will not
+			n, err := hoard(ctx, at)
+			fmt.Println(n, err)
+		case "inflight":
+			fmt.Println(inflight(t))
 		case "dial":
 			fmt.Println(reach(ctx, p, at, anyone, 0))
 		case "sidle": // to another port, by the link with the process
 			fmt.Println(reach(ctx, p, at, anyone, 1))
 		}
 	}
+}
+
+// holdName takes a port's name for as long as the process lives, and takes nobody who comes.
+func holdName(k portKey, queue bool) error {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	if err := unix.Bind(fd, &unix.SockaddrUnix{Name: portName(k)}); err != nil || !queue {
+		return err
+	}
+	if err := unix.Listen(fd, 0); err != nil {
+		return err
+	}
+	for err == nil {
+		_, _, err = dialName(k)
+	}
+	if errors.Is(err, unix.EAGAIN) {
+		return nil
+	}
+	return err
+}
+
+// inflight has one end of a link give a segment to the other while this user has so many descriptors on their way that the kernel takes no
+// more. It is nil if the segment comes once there is room again.
+func inflight(t *testing.T) error {
+	x, y := connected(t, New(), New())
+	var lim unix.Rlimit
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err = errors.Join(err, unix.Getrlimit(unix.RLIMIT_NOFILE, &lim)); err != nil {
+		return err
+	}
+	few := lim
+	few.Cur = 64
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &few); err != nil {
+		return err
+	}
+	for err == nil {
+		err = sendMessage(pair[0], []byte{1}, pair[0])
+	}
+	if !errors.Is(err, unix.ETOOMANYREFS) {
+		return err
+	}
+	_, num, err := x.qp.(*qp).dev.export(pageSize)
+	time.Sleep(100 * time.Millisecond)
+	if err = errors.Join(err, unix.Close(pair[0]), unix.Close(pair[1]), unix.Setrlimit(unix.RLIMIT_NOFILE, &lim)); err != nil {
+		return err
+	}
+	l := y.qp.(*qp).dev.link
+	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		if l.segments[num].Load() != nil {
+			return nil
+		}
+	}
+	return errors.New("it never came")
+}
+
+// hoard gives pages to who listens at an address, by several links, each until it breaks. It tells how many links stand.
+func hoard(ctx context.Context, at netip.AddrPort) (links int, err error) {
+	for range 4 {
+		id, err := New().Resolve(ctx, &verbs.CMIDAttr{PortSpace: verbs.PSTCP, Remote: at})
+		if err != nil {
+			return links, err
+		}
+		links++
+		d := id.Device().(*device)
+		for err == nil && d.linked() {
+			_, _, err = d.export(pageSize)
+		}
+	}
+	return links, nil
 }
 
 // addrScanner reads an address.
@@ -178,6 +258,44 @@ func TestUsers(t *testing.T) {
 		require.NotContains(t, got, verbs.ErrNoDevice.Error(), "one's own port is in use")
 	})
 
+	// Whose a name is shows only in a connection: who takes none must not keep others from their port, nor dials from it.
+	t.Run("Hold", func(t *testing.T) {
+		for i, queue := range []bool{false, true} {
+			at := netip.AddrPortFrom(any0.Addr(), uint16(20001+i))
+			a.do("hold", queue, at)
+			for range 2 {
+				_, err := p.Listen(ctx, &verbs.ListenAttr{PortSpace: verbs.PSTCP, Local: at})
+				require.ErrorIs(t, err, verbs.ErrNoDevice, "to be done without")
+				require.ErrorIs(t, err, syscall.EADDRINUSE)
+			}
+			begin := time.Now()
+			got := reach(ctx, p, at, false, 0)
+			require.Contains(t, got, "resolve device=true")
+			require.Less(t, time.Since(begin), 5*time.Second)
+		}
+	})
+
+	// Whoever may come in at all must not use up what links take: this user's own are the poorer for it.
+	t.Run("Hoard", func(t *testing.T) {
+		b := New()
+		open, err := b.Listen(ctx, &verbs.ListenAttr{PortSpace: verbs.PSTCP, Local: any0, AnyUser: true})
+		require.NoError(t, err)
+		defer open.Close()
+		a.do("hoard", false, open.Addr())
+		require.Less(t, room.n.Load(), int64(mostMappings/4))
+		x, y := connected(t, New(), b)
+		ping(t, x, y)
+		for _, s := range []*side{x, y} {
+			_, err := s.close()
+			require.NoError(t, err)
+		}
+	})
+
+	// What the kernel does not take now is sent later.
+	t.Run("InFlight", func(t *testing.T) {
+		require.Equal(t, "<nil>", startUser(t, one).do("inflight", false, any0)) // root may have any number
+	})
+
 	t.Run("Accept", func(t *testing.T) {
 		open, err := p.Listen(ctx, &verbs.ListenAttr{PortSpace: verbs.PSTCP, Local: any0, AnyUser: true})
 		require.NoError(t, err)
@@ -243,5 +361,21 @@ func TestForeigners(t *testing.T) {
 		f.remove(uid)
 	}
 	f.remove(uid + 1)
+	require.Empty(t, f.n)
+
+	// One who has many numbers has no more for it in the end.
+	var all []int
+	for len(all) < maxForeigners {
+		uid := 100000 + len(all)
+		require.NoError(t, f.add(uid))
+		all = append(all, uid)
+	}
+	require.ErrorIs(t, f.add(99999), syscall.EUSERS)
+	require.NoError(t, f.add(os.Geteuid()))
+	for _, uid := range all {
+		f.remove(uid)
+	}
+	require.NoError(t, f.add(99999))
+	f.remove(99999)
 	require.Empty(t, f.n)
 }
