@@ -228,6 +228,7 @@ func (c *Conn) teardown() {
 		c.tx.mu.Lock()
 		broken := c.tx.open && !c.tx.agreed() && c.tx.endAcked != endDisconnect
 		c.tx.open = false
+		c.tx.stride.stop()
 		c.tx.mu.Unlock()
 		if broken {
 			c.rc.Abort() // the peer must not take what it has got for everything

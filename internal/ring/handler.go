@@ -193,6 +193,10 @@ func (c *Conn) takeSends(wcs []verbs.WC, in *arrivals) {
 		c.failLocked(in.err)
 	}
 	c.pump()
+	if in.sends || in.updates {
+		t.stride.news++
+		t.stride.dry(t)
+	}
 	if t.ready() {
 		c.wr.Signal()
 	}

@@ -102,6 +102,8 @@ type transmitter struct {
 	corkedAt    int64 // since when the youngest chunk waits to be filled; 0: it does not
 	completedAt int64 // when messages completed last
 
+	stride stride
+
 	ctrl, ctrlSeq         int // control messages outstanding, and ever
 	quietMsgs, quietBytes int // since the last signaled request
 	quietCtrl             int
@@ -253,6 +255,7 @@ func (c *Conn) freeChunk(ch *chunk) {
 // commit adds n bytes that a writer has put into ch.
 func (t *transmitter) commit(ch *chunk, n int) {
 	ch.staged += n
+	t.stride.staged += uint64(n)
 	switch {
 	case t.head == nil:
 		t.head, t.tail = ch, ch
@@ -305,7 +308,7 @@ func (c *Conn) pump() {
 // pending tells whether something waits for completions or the peer's messages that nobody need be waiting for: to
 // be posted, or for the end. Who makes it so calls rc's Attend.
 func (t *transmitter) pending() bool {
-	return t.head != nil || t.q.Unposted() > 0 || t.end > t.endSent || t.ctrl >= ctrlSlots ||
+	return t.head != nil && !t.stride.on || t.q.Unposted() > 0 || t.end > t.endSent || t.ctrl >= ctrlSlots ||
 		t.closing.began || !t.open
 }
 

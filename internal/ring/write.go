@@ -101,8 +101,15 @@ func (c *Conn) write(p []byte, last bool) (n int, err error) {
 		n += k
 		if ch.staged == len(ch.mem) {
 			c.pump()
+			if t.head != nil && t.stride.on {
+				// Nobody else has looked.
+				t.mu.Unlock()
+				c.rc.Poll()
+				t.mu.Lock()
+			}
 		}
 	}
+	t.stride.keep(c)
 	c.unlockTx()
 	if err != nil {
 		err = c.closedOr(err)
@@ -259,6 +266,7 @@ func (c *Conn) returnChunk(ch *chunk, n int) error {
 	t.commit(ch, n)
 	t.cur = ch
 	c.pump()
+	t.stride.keep(c)
 	return nil
 }
 
