@@ -254,3 +254,34 @@ func TestListenWithoutShm(t *testing.T) {
 	require.NoError(t, l.WithoutShm(), "not part of the build")
 	require.NoError(t, l.Close())
 }
+
+// The kernel picks the port of a connection without looking at what it leads to: one that was just used for the same way is not to be had
+// again at once, another is.
+func TestDialPicksAnotherPort(t *testing.T) {
+	m, shm, core, _ := threeProviders()
+	shm.resolveErr = errNobody
+	taken := fmt.Errorf("connecting: %w", syscall.EADDRNOTAVAIL)
+	dial := func(local string, fail int) (tries int, err error) {
+		attr := verbs.CMIDAttr{Remote: netip.MustParseAddrPort("192.0.2.1:7471"), Local: netip.MustParseAddrPort(local)}
+		err = m.Dial(t.Context(), "", attr, func(verbs.CMID) error {
+			if tries++; tries <= fail {
+				return taken
+			}
+			return nil
+		})
+		return tries, err
+	}
+	for fail := range 3 {
+		core.resolved = nil
+		tries, err := dial("192.0.2.2:0", fail)
+		require.NoError(t, err)
+		require.Equal(t, fail+1, tries)
+		require.Len(t, core.resolved, tries, "an identifier of its own for each")
+	}
+	tries, err := dial("192.0.2.2:0", 9)
+	require.Equal(t, taken, err)
+	require.Equal(t, 3, tries)
+	tries, err = dial("192.0.2.2:7472", 9)
+	require.Equal(t, taken, err, "the port that was asked for")
+	require.Equal(t, 1, tries)
+}

@@ -21,6 +21,9 @@ const (
 // Known lists every provider that some build has, best first.
 var Known = []string{Shm, RDMACore, SoftRoCE}
 
+// connectTries is how often a connection is tried again that fails for want of another port of its own.
+const connectTries = 2
+
 // Manager chooses among providers. Its fields are not changed once it is in use.
 type Manager struct {
 	// Providers of this build, best first.
@@ -105,8 +108,13 @@ func (m *Manager) try(ctx context.Context, cands []candidate, attr verbs.CMIDAtt
 		// must not keep a dial from a server which could not have it.
 		attr.AnyUser = c.isShm() && len(cands) == 1
 		id, err := m.resolveOn(ctx, c, attr)
-		if err == nil {
-			if err = use(id); err == nil || !c.isShm() || !nobodyListens(err) {
+		for again := connectTries; err == nil; again-- {
+			if err = use(id); again > 0 && attr.Local.Port() == 0 && errors.Is(err, syscall.EADDRNOTAVAIL) && ctx.Err() == nil {
+				// As package net does it: the port that was picked has just been another connection's to the same address.
+				id, err = m.resolveOn(ctx, c, attr)
+				continue
+			}
+			if err == nil || !c.isShm() || !nobodyListens(err) {
 				return err
 			}
 		}
