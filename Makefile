@@ -3,7 +3,7 @@
 
 GO       = go
 FUZZTIME = 5s
-TESTTIME = 5m
+TESTTIME = 10m
 DEMO     =
 BENCH    =
 VMTIME   = 20m
