@@ -1,5 +1,10 @@
 package verbs
 
+import (
+	"fmt"
+	"syscall"
+)
+
 // FlushLevel is how much memory a FLUSH is about: the selectivity level of IBTA annex A19.4.1.2, as in enum
 // ib_selectivity_level.
 type FlushLevel uint8
@@ -23,4 +28,21 @@ type Persister interface {
 	// a shared mapping of a file, and nothing for a private one or for anonymous memory, without an error. RegMR with FlushPersistent takes
 	// it too, and refuses memory of an [Arena], which is of the kind that nothing makes persistent.
 	RegPersistentMR(mem []byte, access Access, persist func(mem []byte) error) (MR, error)
+}
+
+const flushTypes = FlushGlobal | FlushPersistent
+
+// CheckFlush is for providers: it refuses a FLUSH that is none (IBTA annex A19), or of more than most bytes.
+func CheckFlush(provider string, wr *SendWR, most uint64) error {
+	switch {
+	case wr.FlushType&flushTypes == 0 || wr.FlushType&^flushTypes != 0:
+		return fmt.Errorf("%s: FLUSH of type %#x: %w", provider, uint16(wr.FlushType), syscall.EINVAL)
+	case wr.FlushLevel > FlushMR:
+		return fmt.Errorf("%s: FLUSH of level %d: %w", provider, wr.FlushLevel, syscall.EINVAL)
+	case len(wr.SGL) > 0 || wr.Inline != nil:
+		return fmt.Errorf("%s: a FLUSH carries no data: %w", provider, syscall.EINVAL)
+	case wr.FlushLevel == FlushRange && uint64(wr.FlushLength) > most:
+		return fmt.Errorf("%s: FLUSH of %d bytes, the limit is %d: %w", provider, wr.FlushLength, most, syscall.EMSGSIZE)
+	}
+	return nil
 }

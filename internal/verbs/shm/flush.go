@@ -13,21 +13,6 @@ import (
 
 const flushAccess = verbs.FlushGlobal | verbs.FlushPersistent
 
-// checkFlush refuses a FLUSH that is none (IBTA annex A19).
-func checkFlush(wr *verbs.SendWR) error {
-	switch {
-	case wr.FlushType&flushAccess == 0 || wr.FlushType&^flushAccess != 0:
-		return fmt.Errorf("shm: FLUSH of type %#x: %w", uint16(wr.FlushType), syscall.EINVAL)
-	case wr.FlushLevel > verbs.FlushMR:
-		return fmt.Errorf("shm: FLUSH of level %d: %w", wr.FlushLevel, syscall.EINVAL)
-	case len(wr.SGL) > 0 || wr.Inline != nil:
-		return fmt.Errorf("shm: a FLUSH carries no data: %w", syscall.EINVAL)
-	case wr.FlushLevel == verbs.FlushRange && wr.FlushLength > maxMsgSize:
-		return fmt.Errorf("shm: FLUSH of %d bytes, the limit is %d: %w", wr.FlushLength, int64(maxMsgSize), syscall.EMSGSIZE)
-	}
-	return nil
-}
-
 // flush is a FLUSH.
 func (q *qp) flush(e *sendWR) (verbs.Status, stall) {
 	var v verdict

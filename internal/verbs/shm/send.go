@@ -120,7 +120,7 @@ func (q *qp) prepare(e *sendWR, wr *verbs.SendWR) error {
 		return fmt.Errorf("shm: %v: %w", wr.Op, syscall.EINVAL)
 	}
 	if wr.Op == verbs.OpFlush {
-		if err := checkFlush(wr); err != nil {
+		if err := verbs.CheckFlush("shm", wr, maxMsgSize); err != nil {
 			return err
 		}
 		e.flushLength, e.flushLevel, e.flushType = wr.FlushLength, wr.FlushLevel, wr.FlushType

@@ -1,9 +1,6 @@
 package softroce
 
 import (
-	"fmt"
-	"syscall"
-
 	"github.com/go-rdma/rdma/internal/verbs"
 	"github.com/go-rdma/rdma/internal/verbs/softroce/wire"
 )
@@ -16,23 +13,6 @@ func places(op verbs.Opcode) bool { return op == verbs.OpFlush || op == verbs.Op
 
 // responds tells whether a request has a response of its own, and not only an acknowledgement.
 func responds(op verbs.Opcode) bool { return fetches(op) || places(op) }
-
-const flushTypes = verbs.FlushGlobal | verbs.FlushPersistent
-
-// checkFlush refuses a FLUSH that is none.
-func checkFlush(wr *verbs.SendWR) error {
-	switch {
-	case wr.FlushType&flushTypes == 0 || wr.FlushType&^flushTypes != 0:
-		return fmt.Errorf("softroce: FLUSH of type %#x: %w", uint16(wr.FlushType), syscall.EINVAL)
-	case wr.FlushLevel > verbs.FlushMR:
-		return fmt.Errorf("softroce: FLUSH of level %d: %w", wr.FlushLevel, syscall.EINVAL)
-	case len(wr.SGL) > 0 || wr.Inline != nil:
-		return fmt.Errorf("softroce: a FLUSH carries no data: %w", syscall.EINVAL)
-	case wr.FlushLevel == verbs.FlushRange && wr.FlushLength > maxMsgSize:
-		return fmt.Errorf("softroce: FLUSH of %d bytes, the limit is %d: %w", wr.FlushLength, uint32(maxMsgSize), syscall.EMSGSIZE)
-	}
-	return nil
-}
 
 // setFlush fills in what only a FLUSH has.
 func (e *sendWQE) setFlush(wr *verbs.SendWR) {

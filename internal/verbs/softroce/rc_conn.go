@@ -178,7 +178,7 @@ func (r *rc) check(wr *verbs.SendWR) error {
 		case len(r.asked.ring) == 0:
 			return fmt.Errorf("softroce: %v requests: the connection was made with an initiator depth of 0: %w", wr.Op, syscall.EINVAL)
 		case wr.Op == verbs.OpFlush:
-			return checkFlush(wr)
+			return verbs.CheckFlush("softroce", wr, maxMsgSize)
 		case wr.Op == verbs.OpAtomicWrite:
 			return checkAtomicWrite(wr)
 		case wr.Inline != nil:
