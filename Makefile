@@ -22,9 +22,9 @@ help:
 	@echo 'make test-vm tests in a Linux guest with Soft-RoCE, see test/vm/README.md; RUN=TestName picks by regexp'
 	@echo 'make vm      runs a program in such a guest; CMD="-rxe -- ibv_devinfo"'
 	@echo 'make lint    golangci-lint as .golangci.yml says, and govulncheck; the first run builds them; VULNDB=file:///dir is a copy of vuln.go.dev'
-	@echo 'make bench   rdmanet beside TCP, Unix sockets, QUIC and UCX in one run, 4 minutes; tables and plots into bench/results; BENCH="-run grid" passes flags'
+	@echo 'make bench   rdmanet beside TCP, Unix sockets, QUIC and UCX in one run, 5 minutes; tables and plots into bench/results; BENCH="-run grid" passes flags'
 	@echo 'make bench-vm  rdmanet beside rsockets and raw verbs on Soft-RoCE in a guest; likewise'
-	@echo 'make bench-all  both, whole: HTTP over a grid and 10,000 connections too; on a machine that does nothing else'
+	@echo 'make bench-all  both, whole: HTTP and gRPC over a grid and 10,000 connections too; on a machine that does nothing else'
 	@echo 'make soak    processes that dial, write, break off, are stopped and killed, 2 minutes; SOAK="-time 10m -seed 7" passes flags'
 	@echo 'make fuzz    each fuzz target for FUZZTIME ($(FUZZTIME)); FUZZ=FuzzName picks by regexp'
 

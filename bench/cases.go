@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"fmt"
@@ -19,6 +20,7 @@ type benchCase struct {
 	// faster is how many times as fast a is as b.
 	faster func(a, b float64) float64
 	bytes  int    // of an operation, where time per byte says more; else 0
+	ping   int    // bytes of a round trip; else 0
 	label  string // its name in a plot
 
 	sides   []string // the first is what the others are compared with
@@ -45,12 +47,14 @@ var (
 )
 
 var cases = []benchCase{
-	roundTrip(),
+	roundTrip(pingSize, "echo"),
+	roundTrip(longPing, echoLong),
+	stream("1 KiB", 1<<10),
 	stream("4 KiB", 4<<10),
 	stream("64 KiB", 64<<10),
 	stream("1 MiB", 1<<20),
 	httpGet(1 << 10),
-	whileBusy(roundTrip()),
+	whileBusy(roundTrip(pingSize, "echo")),
 	whileBusy(stream("64 KiB", 64<<10)),
 	whileBusy(httpGet(1 << 10)),
 }
@@ -62,12 +66,13 @@ func whileBusy(c benchCase) benchCase {
 	return c
 }
 
-func roundTrip() benchCase {
+func roundTrip(size int, service string) benchCase {
 	return benchCase{
-		name: "64 B round trip", label: "round trip", unit: "µs", value: micros, faster: lessIsFaster, sides: allSides, service: "echo",
+		name: sizeName(size) + " round trip", label: sizeName(size), unit: "µs", value: micros, faster: lessIsFaster, ping: size,
+		sides: allSides, service: service,
 		dial: func(ctx context.Context, dial dialFunc) (client, error) {
 			c, err := dial(ctx)
-			return &pinger{conn: c}, err
+			return &pinger{conn: c, out: make([]byte, size), in: make([]byte, size)}, err
 		},
 	}
 }
@@ -115,9 +120,8 @@ func mibPerSecond(size int) func(time.Duration) float64 {
 }
 
 type pinger struct {
-	conn net.Conn
-	out  [pingSize]byte
-	in   [pingSize]byte
+	conn    net.Conn
+	out, in []byte
 }
 
 func (p *pinger) do(n int) error {
@@ -125,14 +129,15 @@ func (p *pinger) do(n int) error {
 		return err
 	}
 	for i := range n {
-		binary.LittleEndian.PutUint64(p.out[:], uint64(i))
-		if _, err := p.conn.Write(p.out[:]); err != nil {
+		binary.LittleEndian.PutUint64(p.out, uint64(i))
+		binary.LittleEndian.PutUint64(p.out[len(p.out)-8:], uint64(i))
+		if _, err := p.conn.Write(p.out); err != nil {
 			return err
 		}
-		if _, err := io.ReadFull(p.conn, p.in[:]); err != nil {
+		if _, err := io.ReadFull(p.conn, p.in); err != nil {
 			return err
 		}
-		if p.in != p.out {
+		if !bytes.Equal(p.in, p.out) {
 			return fmt.Errorf("round trip %d came back as %x", i, p.in)
 		}
 	}

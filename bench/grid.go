@@ -4,28 +4,63 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"net"
-	"net/http"
 	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
 )
 
-// A cell of the grid is HTTP with so many connections, so many requests outstanding on each, and bodies of so many bytes.
-// With one request on a connection that is HTTP/1.1, with more HTTP/2 without TLS, a stream for each.
-type cell struct{ conns, depth, body int }
+// A cell of a grid is a kind of request with so many connections, so many requests outstanding on each, and bodies of so many bytes.
+type cell struct {
+	kind               *gridKind
+	conns, depth, body int
+}
+
+// gridKind is what the requests of a grid are.
+type gridKind struct {
+	name    string // before that of a cell; empty: HTTP
+	title   string
+	about   string
+	service string
+	most    int // bytes of bodies that may be under way at a time; 0: any number
+	connect func(c cell, dial dialFunc) (requester, error)
+}
+
+// requester is a client's connection, which is made by the first request.
+type requester interface {
+	// get does a request for a body of so many bytes, and tells w of them as they come, if it can. It returns how many came.
+	get(ctx context.Context, body int, buf []byte, w *window) (n int, err error)
+	close()
+}
+
+var gridKinds = []*gridKind{
+	{
+		title: "HTTP", service: "http", connect: connectHTTP,
+		about: fmt.Sprintf(`GET, two processes; a cell is connections × requests outstanding on each × bytes of a body. With 1 outstanding that is HTTP/1.1, with more
+HTTP/2 without TLS, a stream for each request. Requests a second; latencies are of all requests that ended while it counted, so
+a dash says that none did: then many long bodies are under way, and bodies count by their bytes. CPU: microseconds of both processes for a request.
+Below %.1f of TCP's requests a cell has collapsed.`, collapse),
+	},
+	{
+		name: "gRPC ", title: "gRPC", service: "grpc", most: 1 << 30, connect: connectGRPC,
+		about: `Unary calls of grpc-go, with 5 bytes in the request and so many in the answer, otherwise as above. An answer counts when it is whole. Cells with more than
+1 GiB of answers under way are left out: both ends keep each of them in memory.`,
+	},
+}
 
 func (c cell) name() string {
-	return fmt.Sprintf("grid %dx%dx%s", c.conns, c.depth, sizeName(c.body))
+	return fmt.Sprintf("grid %s%dx%dx%s", c.kind.name, c.conns, c.depth, sizeName(c.body))
 }
 
 func cells() (all []cell) {
-	for _, body := range []int{64, 8 << 10, 1 << 20} {
-		for _, conns := range []int{1, 8, 64, 512} {
-			for _, depth := range []int{1, 8, 64} {
-				all = append(all, cell{conns, depth, body})
+	for _, kind := range gridKinds {
+		for _, body := range []int{64, 8 << 10, 1 << 20} {
+			for _, conns := range []int{1, 8, 64, 512} {
+				for _, depth := range []int{1, 8, 64} {
+					if kind.most == 0 || conns*depth*body <= kind.most {
+						all = append(all, cell{kind, conns, depth, body})
+					}
+				}
 			}
 		}
 	}
@@ -80,11 +115,13 @@ func (r *results) measureCell(ctx context.Context, x *gridRow, p *peer) error {
 	x.sides = make([]gridFigures, len(ss))
 	for i := range ss {
 		x.sides[i].side = ss[i].name
-		addr, err := p.offer("http", ss[i].name)
+		addr, err := p.offer(x.cell.kind.service, ss[i].name)
 		if err != nil {
 			return err
 		}
-		pools[i] = newPool(x.cell, r.dialer(&ss[i], addr))
+		if pools[i], err = newPool(x.cell, r.dialer(&ss[i], addr)); err != nil {
+			return fmt.Errorf("%s: %w", ss[i].name, err)
+		}
 		defer pools[i].close() //nolint:gocritic // a few of them, and all live until the end
 		if err := pools[i].warm(ctx); err != nil {
 			return fmt.Errorf("%s: %w", ss[i].name, err)
@@ -102,34 +139,26 @@ func (r *results) measureCell(ctx context.Context, x *gridRow, p *peer) error {
 
 // pool is the client of a cell.
 type pool struct {
-	cell    cell
-	clients []*http.Client // one for each connection
+	cell  cell
+	conns []requester
 }
 
-func newPool(c cell, dial dialFunc) *pool {
+func newPool(c cell, dial dialFunc) (*pool, error) {
 	p := &pool{cell: c}
 	for range c.conns {
-		tr := &http.Transport{
-			DialContext:        func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) },
-			DisableCompression: true,
-			MaxConnsPerHost:    1,
-			Protocols:          new(http.Protocols),
-			// What an end may buffer is bounded, so that all of them together are.
-			HTTP2: &http.HTTP2Config{MaxReceiveBufferPerConnection: connBuffer},
+		conn, err := c.kind.connect(c, dial)
+		if err != nil {
+			p.close()
+			return nil, err
 		}
-		tr.Protocols.SetHTTP1(c.depth == 1)
-		tr.Protocols.SetUnencryptedHTTP2(c.depth > 1)
-		p.clients = append(p.clients, &http.Client{Transport: tr})
+		p.conns = append(p.conns, conn)
 	}
-	return p
+	return p, nil
 }
 
-// connBuffer is what a client's end of HTTP/2 buffers, for all its streams.
-const connBuffer = 4 << 20
-
 func (p *pool) close() {
-	for _, c := range p.clients {
-		c.CloseIdleConnections()
+	for _, c := range p.conns {
+		c.close()
 	}
 }
 
@@ -137,7 +166,7 @@ func (p *pool) close() {
 func (p *pool) warm(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, sampleLimit)
 	defer cancel()
-	return inParallel(idleDialers, len(p.clients), func(i int) error {
+	return inParallel(idleDialers, len(p.conns), func(i int) error {
 		var w window
 		return p.get(ctx, i, make([]byte, readSize), &w)
 	})
@@ -159,40 +188,25 @@ const (
 
 // get does one request on connection i.
 func (p *pool) get(ctx context.Context, i int, buf []byte, w *window) error {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, fmt.Sprintf("http://peer/%d", p.cell.body), http.NoBody)
-	if err != nil {
-		return err
-	}
 	start := time.Now()
-	resp, err := p.clients[i].Do(req)
+	n, err := p.conns[i].get(ctx, p.cell.body, buf, w)
 	if err != nil {
 		return err
 	}
-	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("answer %s", resp.Status)
-	}
-	got := 0
-	for {
-		n, err := resp.Body.Read(buf)
-		got += n
-		if w.phase.Load() != closed {
-			w.bytes.Add(int64(n))
-		}
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			return err
-		}
-	}
-	if got != p.cell.body {
-		return fmt.Errorf("body of %d bytes instead of %d", got, p.cell.body)
+	if n != p.cell.body {
+		return fmt.Errorf("body of %d bytes instead of %d", n, p.cell.body)
 	}
 	if w.phase.Load() == counting {
 		w.latency.add(time.Since(start))
 	}
 	return nil
+}
+
+// came counts bytes of a body.
+func (w *window) came(n int) {
+	if w.phase.Load() != closed {
+		w.bytes.Add(int64(n))
+	}
 }
 
 // sample keeps all requests outstanding for a time, and counts in the most of it. Bodies count by their bytes: where
@@ -205,7 +219,7 @@ func (p *pool) sample(ctx context.Context, long time.Duration, with *peer, f *gr
 	var stop atomic.Bool
 	var wg sync.WaitGroup
 	var failed atomic.Pointer[error]
-	for i := range p.clients {
+	for i := range p.conns {
 		for range p.cell.depth {
 			wg.Go(func() {
 				buf := make([]byte, min(p.cell.body, gridRead))
@@ -268,6 +282,16 @@ const (
 
 // gridRead is how much of a body is read at once.
 const gridRead = 16 << 10
+
+// side is the index of the side of that name, or -1.
+func (x *gridRow) side(name string) int {
+	for i := range x.sides {
+		if x.sides[i].side == name {
+			return i
+		}
+	}
+	return -1
+}
 
 // collapsed tells whether a side has come to a halt beside the first side.
 func (x *gridRow) collapsed(i int) bool { return x.speed(i) < collapse }

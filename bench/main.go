@@ -2,7 +2,7 @@
 // programs on all of them, in one run, in turns, so that what else the machine does falls on all alike. It prints tables and writes
 // them to a file, with plots.
 //
-// By itself it does what takes four minutes. With -run it does what is named, also what takes longer: "-run grid" is HTTP over
+// By itself it does what takes five minutes. With -run it does what is named, also what takes longer: "-run grid" is HTTP and gRPC over
 // a grid of connections, requests on each and sizes, "-run idle" is 10,000 connections that do nothing, "-run ." is all.
 package main
 

@@ -168,13 +168,13 @@ func TestUCXOutput(t *testing.T) {
 	}
 }
 
-// TestGrid runs cells of HTTP/1.1 and of HTTP/2.
+// TestGrid runs cells of HTTP/1.1, of HTTP/2 and of gRPC.
 func TestGrid(t *testing.T) {
-	r := &results{machine: describeMachine(), o: testOptions("grid (1x1x64 B|8x8x8 KiB|1x8x1 MiB)")}
+	r := &results{machine: describeMachine(), o: testOptions("grid (1x1x64 B|8x8x8 KiB|1x8x1 MiB|gRPC (1x1x64 B|8x8x8 KiB|1x8x1 MiB))$")}
 	if err := r.measureGrid(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if len(r.grid) != 3 {
+	if len(r.grid) != 6 {
 		t.Fatalf("%d cells", len(r.grid))
 	}
 	for _, x := range r.grid {
@@ -185,20 +185,27 @@ func TestGrid(t *testing.T) {
 			}
 		}
 	}
-	checkReport(t, r, 1+3*len(gridSides))
+	checkReport(t, r, 2+6*len(gridSides))
 }
 
 func TestCollapse(t *testing.T) {
-	x := gridRow{cell: cell{1, 1, 64}, sides: []gridFigures{
+	x := gridRow{cell: cell{gridKinds[0], 1, 1, 64}, sides: []gridFigures{
 		{side: sideTCP, requests: []float64{100, 100, 100}, cpu: []float64{1}},
 		{side: sideRDMA, requests: []float64{10, 31, 0}, cpu: []float64{1}},
 	}}
 	r := &results{machine: describeMachine(), o: testOptions("."), grid: []gridRow{x}}
 	if text := r.report(); !strings.Contains(text, "Collapsed: grid 1x1x64 B on RDMA.") {
 		t.Error(text)
+	} else if !strings.Contains(text, "RDMA: slower than the first side in 1 of 1 cells: grid 1x1x64 B (0.100).") {
+		t.Error(text)
 	}
 	x.sides[1].requests[0] = 90
 	if text := r.report(); !strings.Contains(text, "No cell has collapsed.") {
+		t.Error(text)
+	}
+	x.sides[1].requests[2] = 120
+	x.sides[1].requests[1] = 101
+	if text := r.report(); !strings.Contains(text, "RDMA: slower than the first side in none of 1 cells.") {
 		t.Error(text)
 	}
 }

@@ -130,10 +130,10 @@ func (r *results) plots() (ps []plotFile, err error) {
 		x := &r.grid[i]
 		size := sizeName(x.cell.body)
 		for _, kind := range []struct{ name, title, unit string }{
-			{"requests", "Requests a second beside TCP's, bodies of " + size + " (more is better)", "times TCP"},
-			{"p99", "99th percentile of latency beside TCP's, bodies of " + size + " (less is better)", "times TCP"},
+			{"requests", x.cell.kind.title + " requests a second beside TCP's, bodies of " + size + " (more is better)", "times TCP"},
+			{"p99", x.cell.kind.title + ": 99th percentile of latency beside TCP's, bodies of " + size + " (less is better)", "times TCP"},
 		} {
-			name := fmt.Sprintf("grid-%d-%s", x.cell.body, kind.name)
+			name := fmt.Sprintf("grid-%s-%d-%s", x.cell.kind.service, x.cell.body, kind.name)
 			b := charts[name]
 			if b == nil {
 				b = newBars(kind.title, kind.unit)

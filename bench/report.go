@@ -79,9 +79,10 @@ func (r *results) report() string {
 	if len(r.datagrams) > 0 {
 		r.reportDatagrams(&b)
 	}
-	if len(r.grid) > 0 {
-		r.reportGrid(&b)
+	for _, kind := range gridKinds {
+		r.reportGrid(&b, kind)
 	}
+	r.reportCollapse(&b)
 	if len(r.idle) > 0 {
 		r.reportIdle(&b)
 	}
@@ -136,19 +137,18 @@ func (c *benchCase) cpu(perOp float64) string {
 	return figures.Figure(perOp*1e6) + " µs"
 }
 
-func (r *results) reportGrid(b *strings.Builder) {
-	fmt.Fprintln(b, "\n## HTTP over a grid")
-	fmt.Fprintf(b, `
-GET, two processes; a cell is connections × requests outstanding on each × bytes of a body. With 1 outstanding that is HTTP/1.1, with more
-HTTP/2 without TLS, a stream for each request. Requests a second; latencies are of all requests that ended while it counted, so
-a dash says that none did: then many long bodies are under way, and bodies count by their bytes. CPU: microseconds of both processes for a request.
-Below %.1f of TCP's requests a cell has collapsed.
-
-`, collapse)
-	fmt.Fprint(b, "| connections | outstanding | body | side | requests/s | speed | p50 | p99 | p99.9 | CPU µs |\n|---|---|---|---|---|---|---|---|---|---|\n")
-	var fallen []string
+func (r *results) reportGrid(b *strings.Builder, kind *gridKind) {
+	first := slices.IndexFunc(r.grid, func(x gridRow) bool { return x.cell.kind == kind })
+	if first < 0 {
+		return
+	}
+	fmt.Fprintf(b, "\n## %s over a grid\n\n%s\n", kind.title, kind.about)
+	fmt.Fprint(b, "\n| connections | outstanding | body | side | requests/s | speed | p50 | p99 | p99.9 | CPU µs |\n|---|---|---|---|---|---|---|---|---|---|\n")
 	for i := range r.grid {
 		x := &r.grid[i]
+		if x.cell.kind != kind {
+			continue
+		}
 		for k := range x.sides {
 			s := &x.sides[k]
 			speed := ""
@@ -156,7 +156,6 @@ Below %.1f of TCP's requests a cell has collapsed.
 				speed = figures.Spread(ratios(s.requests, x.sides[0].requests, moreIsFaster))
 				if x.collapsed(k) {
 					speed += " **collapsed**"
-					fallen = append(fallen, x.cell.name()+" on "+s.side)
 				}
 			}
 			fmt.Fprintf(b, "| %d | %d | %s | %s | %s | %s | %s | %s | %s | %s |\n", x.cell.conns, x.cell.depth, sizeName(x.cell.body), s.side,
@@ -164,10 +163,50 @@ Below %.1f of TCP's requests a cell has collapsed.
 				latency(s.latency.percentile(99.9)), figures.Figure(median(s.cpu)*1e6))
 		}
 	}
+}
+
+// reportCollapse says where a side has come to a halt, and what is to be said of each side over all cells.
+func (r *results) reportCollapse(b *strings.Builder) {
+	if len(r.grid) == 0 {
+		return
+	}
+	var fallen []string
+	for i := range r.grid {
+		x := &r.grid[i]
+		for k := 1; k < len(x.sides); k++ {
+			if x.collapsed(k) {
+				fallen = append(fallen, x.cell.name()+" on "+x.sides[k].side)
+			}
+		}
+	}
 	if len(fallen) == 0 {
 		fmt.Fprintln(b, "\nNo cell has collapsed.")
 	} else {
 		fmt.Fprintf(b, "\nCollapsed: %s.\n", strings.Join(fallen, "; "))
+	}
+	r.reportSlower(b)
+}
+
+// reportSlower names, for each side, the cells in which it is slower than the first one.
+func (r *results) reportSlower(b *strings.Builder) {
+	for _, side := range gridSides[1:] {
+		n, slower := 0, []string(nil)
+		for i := range r.grid {
+			x := &r.grid[i]
+			k := x.side(side)
+			if k < 1 {
+				continue
+			}
+			n++
+			if v := x.speed(k); v < 1 {
+				slower = append(slower, fmt.Sprintf("%s (%s)", x.cell.name(), figures.Figure(v)))
+			}
+		}
+		if n > 0 && len(slower) == 0 {
+			fmt.Fprintf(b, "\n%s: slower than the first side in none of %d cells.\n", side, n)
+		} else if n > 0 {
+			fmt.Fprintf(b, "\n%s: slower than the first side in %d of %d cells: %s.\n", side, len(slower), n, strings.Join(slower, "; "))
+		}
 	}
 }
 

@@ -13,15 +13,20 @@ import (
 
 // services are what a peer offers, each until its listener is closed.
 var services = map[string]func(l net.Listener){
-	"echo": serveConns(echo),
+	"echo": serveConns(echo(pingSize)),
 	"sink": serveConns(sink),
 	"http": serveHTTP,
+	"grpc": serveGRPC,
+
+	echoLong: serveConns(echo(longPing)),
 
 	"datagrams": serveConns(serveDatagrams),
 }
 
 const (
 	pingSize = 64
+	longPing = 1 << 10
+	echoLong = "long echo"
 	readSize = 64 << 10
 	bodyMax  = 1 << 20
 )
@@ -41,14 +46,16 @@ func serveConns(h func(net.Conn)) func(l net.Listener) {
 	}
 }
 
-func echo(c net.Conn) {
-	buf := make([]byte, pingSize)
-	for {
-		if _, err := io.ReadFull(c, buf); err != nil {
-			return
-		}
-		if _, err := c.Write(buf); err != nil {
-			return
+func echo(size int) func(net.Conn) {
+	return func(c net.Conn) {
+		buf := make([]byte, size)
+		for {
+			if _, err := io.ReadFull(c, buf); err != nil {
+				return
+			}
+			if _, err := c.Write(buf); err != nil {
+				return
+			}
 		}
 	}
 }

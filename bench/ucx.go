@@ -42,11 +42,11 @@ func (c *benchCase) ucxTest(ctx context.Context) client {
 	if c.bytes > 0 {
 		return &ucxClient{ctx: ctx, test: []string{"-t", "stream_bw", "-s", strconv.Itoa(c.bytes)}}
 	}
-	return &ucxClient{ctx: ctx, test: []string{"-t", "tag_lat", "-s", strconv.Itoa(pingSize)}, trip: true}
+	return &ucxClient{ctx: ctx, test: []string{"-t", "tag_lat", "-s", strconv.Itoa(c.ping)}, trip: true}
 }
 
 // forUCX tells whether UCX has a test like the case. Without sleeping and without yielding it does not get on with a busy machine.
-func (c *benchCase) forUCX() bool { return !c.busy && (c.service == "echo" || c.service == "sink") }
+func (c *benchCase) forUCX() bool { return !c.busy && (c.ping > 0 || c.bytes > 0) }
 
 func ucxThere() bool {
 	_, err := exec.LookPath(ucxProgram)
