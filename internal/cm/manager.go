@@ -213,7 +213,7 @@ func (m *Manager) Counted(f func(provider, device string)) {
 func (m *Manager) LookupRemote(ctx context.Context, addr netip.Addr) (*verbs.DeviceInfo, error) {
 	id, err := m.Resolve(ctx, "", verbs.CMIDAttr{
 		PortSpace: verbs.PSTCP,
-		Remote:    netip.AddrPortFrom(addr, 1), // no packet is sent to it
+		Remote:    netip.AddrPortFrom(addr, 0), // the way there is asked for, whoever listens
 		Handler:   func(verbs.Event) {},
 	})
 	if err != nil {

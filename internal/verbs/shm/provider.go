@@ -155,7 +155,10 @@ func (p *Provider) resolve(ctx context.Context, attr *verbs.CMIDAttr) (*cmid, er
 	if !ok {
 		return nil, fmt.Errorf("address %v: %w", to, syscall.EINVAL)
 	}
-	d, err := p.dial(ctx, portKey{attr.PortSpace, attr.Remote.Port()}, wanted, attr.AnyUser)
+	d, err := (*device)(nil), errNobody // nobody listens at port 0
+	if port := attr.Remote.Port(); port != 0 {
+		d, err = p.dial(ctx, portKey{attr.PortSpace, port}, wanted, attr.AnyUser)
+	}
 	if errors.Is(err, errNobody) && (attr.Device != "" || attr.Remote.Port() == 0) {
 		// It is the way there that is asked for, or this device and no other: the refusal is Connect's to tell.
 		d, err = p.newDevice()
