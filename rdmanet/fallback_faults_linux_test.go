@@ -1,10 +1,8 @@
 package rdmanet_test
 
 import (
-	"context"
 	"fmt"
 	"net"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -16,185 +14,15 @@ import (
 	"github.com/go-rdma/rdma/internal/rc"
 	"github.com/go-rdma/rdma/internal/verbs"
 	"github.com/go-rdma/rdma/internal/verbs/softroce"
+	"github.com/go-rdma/rdma/internal/verbs/softroce/faulty"
 	"github.com/go-rdma/rdma/rdmanet"
 )
 
-// faults makes one step of connecting fail: the nth time that it is taken.
-type faults struct {
-	mu    sync.Mutex
-	step  string
-	n     int
-	err   error
-	fired bool
-}
-
-func (f *faults) arm(step string, n int, err error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.step, f.n, f.err, f.fired = step, n, err, false
-}
-
-func (f *faults) hit() bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.fired
-}
-
-func (f *faults) at(step string) error {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if step != f.step {
-		return nil
-	}
-	if f.n--; f.n != 0 {
-		return nil
-	}
-	f.fired = true
-	return f.err
-}
-
-// faulty is softroce, but that what dials goes through faults. What listens does not, but for the port itself.
-type faulty struct {
-	*softroce.Provider
-	*faults
-}
-
-// withFaults is the only provider until the test ends.
-func withFaults(t *testing.T) *faults {
-	f := new(faults)
-	t.Cleanup(cm.Replace(&cm.Manager{Providers: []verbs.Provider{faulty{softroce.Default(), f}}}))
+// withFaults is the only provider until the test ends. What is accepted has no faults.
+func withFaults(t *testing.T) *faulty.Faults {
+	f := new(faulty.Faults)
+	t.Cleanup(cm.Replace(&cm.Manager{Providers: []verbs.Provider{faulty.Provider{Provider: softroce.Default(), Faults: f, DialsOnly: true}}}))
 	return f
-}
-
-func (p faulty) Resolve(ctx context.Context, attr *verbs.CMIDAttr) (verbs.CMID, error) {
-	if err := p.at("resolve"); err != nil {
-		return nil, err
-	}
-	id, err := p.Provider.Resolve(ctx, attr)
-	if err != nil {
-		return nil, err
-	}
-	return faultyID{id, p.faults}, nil
-}
-
-func (p faulty) Listen(ctx context.Context, attr *verbs.ListenAttr) (verbs.Listener, error) {
-	if err := p.at("listen"); err != nil {
-		return nil, err
-	}
-	return p.Provider.Listen(ctx, attr)
-}
-
-type faultyID struct {
-	verbs.CMID
-	*faults
-}
-
-func (i faultyID) Device() verbs.Device { return faultyDevice{i.CMID.Device(), i.faults} }
-
-func (i faultyID) CreateQP(pd verbs.PD, attr *verbs.QPInitAttr) (verbs.QP, error) {
-	if err := i.at("create queue pair"); err != nil {
-		return nil, err
-	}
-	a := *attr
-	a.SendCQ, a.RecvCQ = a.SendCQ.(faultyCQ).CQ, a.RecvCQ.(faultyCQ).CQ
-	qp, err := i.CMID.CreateQP(pd.(faultyPD).PD, &a)
-	if err != nil {
-		return nil, err
-	}
-	return faultyQP{qp, i.faults}, nil
-}
-
-func (i faultyID) Connect(ctx context.Context, p *verbs.ConnParam) (*verbs.ConnParam, error) {
-	if err := i.at("connect"); err != nil {
-		return nil, err
-	}
-	rep, err := i.CMID.Connect(ctx, p)
-	if err == nil && i.at("exchange") != nil {
-		odd := *rep
-		odd.PrivateData = []byte{7}
-		return &odd, nil
-	}
-	return rep, err
-}
-
-// faultyDevice is a value, as rc asks of devices: the same for the same device.
-type faultyDevice struct {
-	verbs.Device
-	*faults
-}
-
-func (d faultyDevice) Dup() (verbs.Device, error) {
-	if err := d.at("open device"); err != nil {
-		return nil, err
-	}
-	dev, err := d.Device.Dup()
-	return faultyDevice{dev, d.faults}, err
-}
-
-func (d faultyDevice) AllocPD() (verbs.PD, error) {
-	if err := d.at("protection domain"); err != nil {
-		return nil, err
-	}
-	pd, err := d.Device.AllocPD()
-	return faultyPD{pd, d.faults}, err
-}
-
-func (d faultyDevice) CreateCQ(attr *verbs.CQAttr) (verbs.CQ, error) {
-	if err := d.at("completion queue"); err != nil {
-		return nil, err
-	}
-	cq, err := d.Device.CreateCQ(attr)
-	return faultyCQ{cq, d.faults}, err
-}
-
-type faultyPD struct {
-	verbs.PD
-	*faults
-}
-
-func (p faultyPD) NewArena(size int) (verbs.Arena, error) {
-	if err := p.at("arena"); err != nil {
-		return nil, err
-	}
-	return p.PD.NewArena(size)
-}
-
-func (p faultyPD) RegMR(mem []byte, access verbs.Access) (verbs.MR, error) {
-	if err := p.at("register"); err != nil {
-		return nil, err
-	}
-	return p.PD.RegMR(mem, access)
-}
-
-type faultyCQ struct {
-	verbs.CQ
-	*faults
-}
-
-func (q faultyCQ) Arm() error {
-	if err := q.at("arm"); err != nil {
-		return err
-	}
-	return q.CQ.Arm()
-}
-
-func (q faultyCQ) Poll(wc []verbs.WC) (int, error) {
-	if err := q.at("poll"); err != nil {
-		return 0, err
-	}
-	return q.CQ.Poll(wc)
-}
-
-type faultyQP struct {
-	verbs.QP
-	*faults
-}
-
-func (q faultyQP) PostRecv(wrs []verbs.RecvWR) (int, error) {
-	if err := q.at("post receives"); err != nil {
-		return 0, err
-	}
-	return q.QP.PostRecv(wrs)
 }
 
 // Whatever step of connecting by RDMA fails, each time that it is taken, TCP serves, the cause is in the log
@@ -214,7 +42,7 @@ func TestFallbackAtEachStep(t *testing.T) {
 		"arena":             {syscall.ENOMEM},
 		"register":          {syscall.ENOMEM, syscall.EPERM},
 		"completion queue":  {syscall.EMFILE},
-		"create queue pair": {syscall.ENOMEM},
+		"queue pair":        {syscall.ENOMEM},
 		"post receives":     {syscall.EIO},
 		"connect":           {syscall.ETIMEDOUT, syscall.ECONNRESET, &verbs.RejectError{Reason: 28}},
 		"exchange":          {syscall.EPROTO},
@@ -226,11 +54,11 @@ func TestFallbackAtEachStep(t *testing.T) {
 				require.Eventually(t, func() bool { devices, _, _ := rc.Usage(); return devices == 0 }, 20*time.Second, time.Millisecond)
 				log := new(logLines)
 				d.Logger = log.logger()
-				f.arm(step, n, fmt.Errorf("injected: %w", injected))
+				f.Arm(step, n, fmt.Errorf("injected: %w", injected))
 				before := fallbacks()
 				c, err := d.Dial("rdma", addr)
 				require.NoError(t, err, "%s %d", step, n)
-				if !f.hit() {
+				if !f.Hit() {
 					require.Greater(t, n, 1, "%s is no step", step)
 					require.IsType(t, (*rdmanet.Conn)(nil), c)
 					works(t, c)
@@ -250,7 +78,7 @@ func TestFallbackAtEachStep(t *testing.T) {
 	}
 	// RDMA is as good as before.
 	rdmanet.ForgetDetours()
-	f.arm("", 0, nil)
+	f.Arm("", 0, nil)
 	overRDMA(t, d, addr)
 }
 
@@ -265,11 +93,11 @@ func TestFallbackCompletionQueueFails(t *testing.T) {
 	for _, step := range []string{"arm", "poll"} {
 		for n := 1; n <= 4; n++ {
 			rdmanet.ForgetDetours()
-			f.arm(step, n, syscall.EIO)
+			f.Arm(step, n, syscall.EIO)
 			c, err := d.Dial("rdma", l.Addr().String())
 			require.NoError(t, err)
 			if _, rdma := rdmanet.Unwrap(c); !rdma {
-				assert.True(t, f.hit())
+				assert.True(t, f.Hit())
 				works(t, c)
 				continue
 			}
@@ -279,7 +107,7 @@ func TestFallbackCompletionQueueFails(t *testing.T) {
 				c.Read(make([]byte, 1))
 				c.Close()
 			})
-			assert.True(t, f.hit() || n > 1, "%s is no step", step)
+			assert.True(t, f.Hit() || n > 1, "%s is no step", step)
 		}
 	}
 }
@@ -288,15 +116,15 @@ func TestFallbackCompletionQueueFails(t *testing.T) {
 func TestListenFallbackFindsPort(t *testing.T) {
 	f := withFaults(t)
 	lc := &rdmanet.ListenConfig{Fallback: new(net.ListenConfig)}
-	f.arm("listen", 1, syscall.EADDRINUSE)
+	f.Arm("listen", 1, syscall.EADDRINUSE)
 	l, err := lc.Listen(t.Context(), "rdma", "127.0.0.1:0")
 	require.NoError(t, err)
-	assert.True(t, f.hit())
+	assert.True(t, f.Hit())
 	addr := l.Addr().String()
 	require.NoError(t, l.Close())
 
 	for _, errno := range []error{syscall.EADDRINUSE, syscall.EMFILE, syscall.EADDRNOTAVAIL} {
-		f.arm("listen", 1, errno)
+		f.Arm("listen", 1, errno)
 		l, err = lc.Listen(t.Context(), "rdma", addr)
 		require.ErrorIs(t, err, errno, "a number that was asked for, and what is no matter of devices")
 		require.True(t, noListener(l))

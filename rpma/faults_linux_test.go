@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -16,245 +15,9 @@ import (
 	"github.com/go-rdma/rdma/internal/rc"
 	"github.com/go-rdma/rdma/internal/verbs"
 	"github.com/go-rdma/rdma/internal/verbs/softroce"
+	"github.com/go-rdma/rdma/internal/verbs/softroce/faulty"
 	"github.com/go-rdma/rdma/rpma"
 )
-
-// faults makes one call of the device's fail: the nth of its kind.
-type faults struct {
-	mu    sync.Mutex
-	step  string
-	n     int
-	err   error
-	fired bool
-}
-
-func (f *faults) arm(step string, n int, err error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.step, f.n, f.err, f.fired = step, n, err, false
-}
-
-func (f *faults) hit() bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.fired
-}
-
-func (f *faults) at(step string) error {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if step != f.step {
-		return nil
-	}
-	if f.n--; f.n != 0 {
-		return nil
-	}
-	f.fired = true
-	return f.err
-}
-
-// after is at, for what is done all the same: an object that could not be closed in order is gone.
-func (f *faults) after(step string, err error) error {
-	if e := f.at(step); e != nil {
-		return e
-	}
-	return err
-}
-
-// faulty is softroce, with faults.
-type faulty struct {
-	*softroce.Provider
-	*faults
-}
-
-func (p faulty) Open(name string) (verbs.Device, error) {
-	if err := p.at("open device"); err != nil {
-		return nil, err
-	}
-	d, err := p.Provider.Open(name)
-	return faultyDevice{d, p.faults}, err
-}
-
-func (p faulty) Resolve(ctx context.Context, attr *verbs.CMIDAttr) (verbs.CMID, error) {
-	if err := p.at("resolve"); err != nil {
-		return nil, err
-	}
-	id, err := p.Provider.Resolve(ctx, attr)
-	return faultyID{id, p.faults}, err
-}
-
-func (p faulty) Listen(ctx context.Context, attr *verbs.ListenAttr) (verbs.Listener, error) {
-	if err := p.at("listen"); err != nil {
-		return nil, err
-	}
-	l, err := p.Provider.Listen(ctx, attr)
-	return faultyListener{l, p.faults}, err
-}
-
-type faultyListener struct {
-	verbs.Listener
-	*faults
-}
-
-func (l faultyListener) GetRequest(ctx context.Context) (verbs.CMID, error) {
-	if err := l.at("request"); err != nil {
-		return nil, err
-	}
-	id, err := l.Listener.GetRequest(ctx)
-	return faultyID{id, l.faults}, err
-}
-
-func (l faultyListener) Close() error { return l.after("close listener", l.Listener.Close()) }
-
-type faultyID struct {
-	verbs.CMID
-	*faults
-}
-
-func (i faultyID) CreateQP(pd verbs.PD, attr *verbs.QPInitAttr) (verbs.QP, error) {
-	if err := i.at("queue pair"); err != nil {
-		return nil, err
-	}
-	a := *attr
-	a.SendCQ, a.RecvCQ = a.SendCQ.(faultyCQ).CQ, a.RecvCQ.(faultyCQ).CQ
-	if a.SRQ != nil {
-		a.SRQ = a.SRQ.(faultySRQ).SRQ
-	}
-	qp, err := i.CMID.CreateQP(pd.(faultyPD).PD, &a)
-	return faultyQP{qp, i.faults}, err
-}
-
-func (i faultyID) Connect(ctx context.Context, p *verbs.ConnParam) (*verbs.ConnParam, error) {
-	if err := i.at("connect"); err != nil {
-		return nil, err
-	}
-	return i.CMID.Connect(ctx, p)
-}
-
-func (i faultyID) Accept(p *verbs.ConnParam) error {
-	if err := i.at("accept"); err != nil {
-		return err
-	}
-	return i.CMID.Accept(p)
-}
-
-func (i faultyID) Close() error { return i.after("close identifier", i.CMID.Close()) }
-
-type faultyDevice struct {
-	verbs.Device
-	*faults
-}
-
-func (d faultyDevice) AllocPD() (verbs.PD, error) {
-	if err := d.at("protection domain"); err != nil {
-		return nil, err
-	}
-	pd, err := d.Device.AllocPD()
-	return faultyPD{pd, d.faults}, err
-}
-
-func (d faultyDevice) CreateCQ(attr *verbs.CQAttr) (verbs.CQ, error) {
-	if err := d.at("completion queue"); err != nil {
-		return nil, err
-	}
-	cq, err := d.Device.CreateCQ(attr)
-	return faultyCQ{cq, d.faults}, err
-}
-
-func (d faultyDevice) Close() error { return d.after("close device", d.Device.Close()) }
-
-type faultyPD struct {
-	verbs.PD
-	*faults
-}
-
-func (p faultyPD) NewArena(size int) (verbs.Arena, error) {
-	if err := p.at("arena"); err != nil {
-		return nil, err
-	}
-	return p.PD.NewArena(size)
-}
-
-func (p faultyPD) RegMR(mem []byte, access verbs.Access) (verbs.MR, error) {
-	if err := p.at("register"); err != nil {
-		return nil, err
-	}
-	m, err := p.PD.RegMR(mem, access)
-	return faultyMR{m, p.faults}, err
-}
-
-func (p faultyPD) CreateSRQ(attr *verbs.SRQAttr) (verbs.SRQ, error) {
-	if err := p.at("shared receive queue"); err != nil {
-		return nil, err
-	}
-	s, err := p.PD.CreateSRQ(attr)
-	return faultySRQ{s, p.faults}, err
-}
-
-func (p faultyPD) Close() error { return p.after("close domain", p.PD.Close()) }
-
-type faultyMR struct {
-	verbs.MR
-	*faults
-}
-
-func (m faultyMR) Close() error { return m.after("deregister", m.MR.Close()) }
-
-func (m faultyMR) Advise(int, int, verbs.Advice) error { return m.at("advise") }
-
-type faultySRQ struct {
-	verbs.SRQ
-	*faults
-}
-
-func (s faultySRQ) PostRecv(wrs []verbs.RecvWR) (int, error) {
-	if err := s.at("post shared receives"); err != nil {
-		return 0, err
-	}
-	return s.SRQ.PostRecv(wrs)
-}
-
-func (s faultySRQ) Close() error { return s.after("close shared queue", s.SRQ.Close()) }
-
-type faultyCQ struct {
-	verbs.CQ
-	*faults
-}
-
-func (q faultyCQ) Arm() error {
-	if err := q.at("arm"); err != nil {
-		return err
-	}
-	return q.CQ.Arm()
-}
-
-func (q faultyCQ) Poll(wc []verbs.WC) (int, error) {
-	if err := q.at("poll"); err != nil {
-		return 0, err
-	}
-	return q.CQ.Poll(wc)
-}
-
-func (q faultyCQ) Close() error { return q.after("close completion queue", q.CQ.Close()) }
-
-type faultyQP struct {
-	verbs.QP
-	*faults
-}
-
-func (q faultyQP) PostRecv(wrs []verbs.RecvWR) (int, error) {
-	if err := q.at("post receives"); err != nil {
-		return 0, err
-	}
-	return q.QP.PostRecv(wrs)
-}
-
-func (q faultyQP) PostSend(wrs []verbs.SendWR) (int, error) {
-	if err := q.at("post sends"); err != nil {
-		return 0, err
-	}
-	return q.QP.PostSend(wrs)
-}
 
 // everything makes one of each, uses it and closes it. What fails it returns, whatever could be made before is closed.
 func everything(ctx context.Context, t *testing.T) (err error) {
@@ -347,8 +110,8 @@ func TestFaults(t *testing.T) {
 	if local != "127.0.0.1" || onShm {
 		t.Skip("the faults are those of the embedded device")
 	}
-	f := new(faults)
-	defer cm.Replace(&cm.Manager{Providers: []verbs.Provider{faulty{softroce.Default(), f}}})()
+	f := new(faulty.Faults)
+	defer cm.Replace(&cm.Manager{Providers: []verbs.Provider{faulty.Provider{Provider: softroce.Default(), Faults: f}}})()
 	for _, x := range []struct {
 		step  string
 		err   syscall.Errno
@@ -385,14 +148,14 @@ func TestFaults(t *testing.T) {
 		for n := 1; ; n++ {
 			name := fmt.Sprintf("%s %d: %v", x.step, n, x.err)
 			before, _, _ := rc.Usage()
-			f.arm(x.step, n, fmt.Errorf("injected: %w", x.err))
+			f.Arm(x.step, n, fmt.Errorf("injected: %w", x.err))
 			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 			err := everything(ctx, t)
 			assert.NoError(t, ctx.Err(), "%s: something waited", name)
 			cancel()
 			after, _, _ := rc.Usage()
 			require.Equal(t, before, after, "%s: left open", name)
-			if !f.hit() {
+			if !f.Hit() {
 				require.Greater(t, n, 1, "%s is no call", x.step)
 				require.NoError(t, err, name)
 				break
@@ -409,7 +172,7 @@ func TestFaults(t *testing.T) {
 			}
 		}
 	}
-	f.arm("", 0, nil)
+	f.Arm("", 0, nil)
 	require.NoError(t, everything(t.Context(), t), "as good as before")
 }
 
@@ -418,13 +181,13 @@ func TestAdviceErrors(t *testing.T) {
 	if local != "127.0.0.1" || onShm {
 		t.Skip("the faults are those of the embedded device")
 	}
-	f := new(faults)
-	defer cm.Replace(&cm.Manager{Providers: []verbs.Provider{faulty{softroce.Default(), f}}})()
+	f := new(faulty.Faults)
+	defer cm.Replace(&cm.Manager{Providers: []verbs.Provider{faulty.Provider{Provider: softroce.Default(), Faults: f}}})()
 	m := alloc(t, newPeer(t), 100, rpma.ReadSrc)
 	for errno, code := range map[syscall.Errno]rpma.Code{
 		syscall.EOPNOTSUPP: rpma.ErrNotSupported, syscall.EFAULT: rpma.ErrInvalid, syscall.EINVAL: rpma.ErrInvalid, syscall.EIO: rpma.ErrProvider,
 	} {
-		f.arm("advise", 1, fmt.Errorf("injected: %w", errno))
+		f.Arm("advise", 1, fmt.Errorf("injected: %w", errno))
 		err := m.Advise(0, 100, rpma.AdvicePrefetchWrite)
 		require.ErrorIs(t, err, code)
 		require.ErrorIs(t, err, errno)
