@@ -62,9 +62,7 @@ func TestDoctorShm(t *testing.T) {
 	status, r, _ := examine(t)
 	assert.Equal(t, 0, status)
 	assert.Equal(t, []string{"softroce", "shm"}, r.Works)
-	if os.Geteuid() != 0 {
-		t.Skip("only root can be another user")
-	}
+	asRoot(t)
 	need(t, "python3")
 	holdPort(t)
 	status, r, check := examine(t)
@@ -142,9 +140,7 @@ func TestDoctorPort(t *testing.T) {
 		assert.Contains(t, c.Detail, "shared with process "+strconv.Itoa(s.cmd.Process.Pid)+" (")
 	})
 	t.Run("of another user", func(t *testing.T) {
-		if os.Geteuid() != 0 {
-			t.Skip("only root can be another user")
-		}
+		asRoot(t)
 		need(t, "python3")
 		s := holdPort(t)
 		status, r, check := examine(t, "-d", "softroce")

@@ -134,6 +134,17 @@ func need(t *testing.T, programs ...string) {
 	}
 }
 
+// asRoot asks for the right to be another user.
+func asRoot(t *testing.T) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		if os.Getenv("CI") == "true" {
+			require.FailNow(t, "only root can be another user")
+		}
+		t.Skip("only root can be another user")
+	}
+}
+
 func TestDevices(t *testing.T) {
 	status, out, errOut := runTool(t, "devices")
 	assert.Equal(t, 0, status, errOut)

@@ -18,9 +18,7 @@ import (
 
 // TestAdvice: a driver gets all of a range, in parts of at most 2 GiB, and what it says is what is told; one that takes no advice is told of.
 func TestAdvice(t *testing.T) {
-	if why, _ := coreLoad(); why == noHeaders {
-		t.Skip("built without the libraries' headers")
-	}
+	needHeaders(t)
 	prog := filepath.Join(t.TempDir(), "advise")
 	out, err := exec.Command(cmp.Or(os.Getenv("CC"), "gcc"), "-Wall", "-fsanitize=address,undefined", "-o", prog, "testdata/advise.c").CombinedOutput()
 	require.NoError(t, err, "%s", out)
