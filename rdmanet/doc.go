@@ -93,9 +93,10 @@
 // acknowledgement for up to 2 s and then leaves the rest to the background, for a
 // bounded time. That background ends with the program: call [Drain] before leaving main.
 //
-// A write after the peer has closed fails at once, where TCP takes the first one and
-// loses it. So a [crypto/tls.Conn] whose peer has closed first reports EPIPE from its own Close ("failed
-// to send closeNotify alert"): over TCP that last alert is lost without a word.
+// A write after the peer has closed fails, with EPIPE: at once where all that the peer sent has been read, else when it has been, or
+// 64 KiB were written that nobody gets. So the reason that a peer gives before it closes, such as an alert of TLS, is read first.
+// TCP takes the first write always, and loses it. A [crypto/tls.Conn] that has read the peer's end
+// reports EPIPE from its own Close ("failed to send closeNotify alert"): over TCP that last alert is lost without a word.
 //
 // # Security
 //

@@ -119,7 +119,7 @@ func TestCloseReadTellsNobody(t *testing.T) {
 	require.ErrorIs(t, err, syscall.EPIPE)
 }
 
-// TestPeerClosed: every later Read gives io.EOF and every Write EPIPE, and none blocks.
+// TestPeerClosed: once all is read, every later Read gives io.EOF and every Write EPIPE, and none blocks.
 func TestPeerClosed(t *testing.T) {
 	w := newWorld(t, simnet.Options{})
 	c, s := w.pair()
@@ -158,6 +158,80 @@ func TestPeerClosed(t *testing.T) {
 		require.ErrorIs(t, end.SetBusyPoll(0), net.ErrClosed)
 		require.ErrorIs(t, end.SetKeepAliveConfig(net.KeepAliveConfig{}), net.ErrClosed)
 		_ = end.Stats()
+	}
+}
+
+// TestLastWordsAreHeard: a writer that finds its peer gone is not told so while what the peer said last is unread, so that the reader, who
+// can tell why, comes first. What is written meanwhile is lost, as with TCP, and bounded: a program that never reads is told too.
+func TestLastWordsAreHeard(t *testing.T) {
+	words := []byte("certificate required")
+	writes := map[string]func(c *Conn, b []byte) (int, error){
+		"Write":        (*Conn).Write,
+		"WriteBuffers": func(c *Conn, b []byte) (int, error) { n, err := c.WriteBuffers(&net.Buffers{b}); return int(n), err },
+		"ReadFrom":     func(c *Conn, b []byte) (int, error) { n, err := c.ReadFrom(bytes.NewReader(b)); return int(n), err },
+	}
+	w := newWorld(t, simnet.Options{})
+	// gone returns a connection whose peer has said its last words and closed.
+	gone := func(t *testing.T) *Conn {
+		c, s := w.pair()
+		write(t, s, words)
+		require.NoError(t, s.Close())
+		require.Eventually(t, func() bool {
+			c.tx.mu.Lock()
+			defer c.tx.mu.Unlock()
+			return c.tx.peerGone
+		}, 5*time.Second, time.Millisecond)
+		t.Cleanup(func() { _ = c.Close() })
+		return c
+	}
+	for name, put := range writes {
+		t.Run(name, func(t *testing.T) {
+			c := gone(t)
+			for range 3 {
+				n, err := put(c, make([]byte, 1000))
+				require.NoError(t, err)
+				require.Equal(t, 1000, n)
+			}
+			require.Equal(t, words[:7], readN(t, c, 7))
+			_, err := put(c, make([]byte, 1000))
+			require.NoError(t, err, "there is more to read")
+			readAll(t, c, words[7:])
+			n, err := put(c, make([]byte, 1))
+			require.ErrorIs(t, err, syscall.EPIPE)
+			require.Zero(t, n)
+		})
+		t.Run(name+", nobody reads", func(t *testing.T) {
+			c := gone(t)
+			var err error
+			taken := 0
+			for n := 0; err == nil; taken += n {
+				require.LessOrEqual(t, taken, lostMost)
+				n, err = put(c, make([]byte, 4096))
+			}
+			require.ErrorIs(t, err, syscall.EPIPE)
+			require.Positive(t, taken)
+			_, err = put(c, make([]byte, 1))
+			require.ErrorIs(t, err, syscall.EPIPE, "once told, it stays so")
+			readAll(t, c, words)
+		})
+		t.Run(name+", closed for reading", func(t *testing.T) {
+			c := gone(t)
+			require.NoError(t, c.CloseRead())
+			_, err := put(c, make([]byte, 1))
+			require.ErrorIs(t, err, syscall.EPIPE)
+		})
+		t.Run(name+", closed for writing", func(t *testing.T) {
+			c := gone(t)
+			require.NoError(t, c.CloseWrite())
+			_, err := put(c, make([]byte, 1))
+			require.ErrorIs(t, err, syscall.EPIPE)
+		})
+		t.Run(name+", too late", func(t *testing.T) {
+			c := gone(t)
+			require.NoError(t, c.SetWriteDeadline(time.Now().Add(-time.Second)))
+			_, err := put(c, make([]byte, 1))
+			require.ErrorIs(t, err, os.ErrDeadlineExceeded)
+		})
 	}
 }
 

@@ -85,6 +85,8 @@ type scriptedPeer struct {
 	sink, shut  bool
 
 	err, werr error // what the application shall see; nil: nothing yet
+	lost      int   // bytes that the application wrote when the peer had gone
+	refused   bool  // it was told that the peer has gone
 	breaches  uint64
 	before    uint64
 	dead      bool // broken: nothing arrives any more
@@ -461,9 +463,21 @@ func (p *scriptedPeer) appWrite(n int) {
 	}
 	p.flush()
 	k, err := p.c.Write(pattern(p.write, n))
+	unread := p.read < p.least
+	if p.read < p.wrote && !unread {
+		unread = err == nil // what came with a breach of the rules counts or not
+	}
 	switch {
 	case p.shut:
 		require.ErrorIs(p.t, err, syscall.EPIPE)
+	case p.werr == syscall.EPIPE && unread && !p.sink && !p.refused && p.lost+n <= lostMost:
+		require.NoError(p.t, err, "the peer has gone, and what it said last is unread")
+		require.Equal(p.t, n, k)
+		p.lost += n
+		return
+	case p.werr == syscall.EPIPE:
+		p.refused = true
+		require.ErrorIs(p.t, err, p.werr)
 	case p.werr != nil:
 		require.ErrorIs(p.t, err, p.werr)
 	default:

@@ -27,6 +27,10 @@ const (
 	directMost  = 64 << 10
 	directLeast = 16 << 10
 
+	// What a peer that has gone does not get counts as written up to so many bytes, see lose: a program that never reads is to
+	// learn of it, too.
+	lostMost = 64 << 10
+
 	// A completion is asked for after so many messages or bytes without one.
 	signalMessages = 16
 	signalBytes    = 2048
@@ -115,6 +119,7 @@ type transmitter struct {
 	endAcked         int
 
 	closing closing
+	lost    int // bytes taken after the peer had gone
 
 	messages, bytes, stalls uint64
 }
@@ -135,6 +140,25 @@ func (t *transmitter) writable() error {
 		return t.err
 	}
 	return nil
+}
+
+// lose tells whether n bytes count as written though the peer has gone: as long as what it said last is unread. Who finds a connection
+// closed by writing does not look any more for the reason, such as an alert of TLS, and a reader finds it. The bytes are lost, as
+// the first write to a closed peer is with TCP. tx.mu is held.
+func (c *Conn) lose(n int) bool {
+	t := &c.tx
+	if !t.peerGone || t.closing.began || t.wclosed {
+		return false
+	}
+	c.rx.mu.Lock()
+	unread := c.rx.avail > 0 && !c.rx.closed
+	c.rx.mu.Unlock()
+	if !unread || n > lostMost-t.lost {
+		t.lost = lostMost // who was told so once is told again
+		return false
+	}
+	t.lost += n
+	return true
 }
 
 // baseIdle tells whether the connection's own chunk is empty.

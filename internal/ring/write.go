@@ -59,6 +59,9 @@ func (c *Conn) write(p []byte, last bool) (n int, err error) {
 	t.mu.Lock()
 	for {
 		if err = t.writable(); err != nil {
+			if c.lose(len(p) - n) {
+				n, err = len(p), nil
+			}
 			break
 		}
 		if n == len(p) {
@@ -94,8 +97,8 @@ func (c *Conn) write(p []byte, last bool) (n int, err error) {
 		k := copy(free, p[n:])
 		t.mu.Lock()
 		t.copying = nil
-		if err = t.writable(); err != nil {
-			break
+		if t.writable() != nil {
+			continue // which says so
 		}
 		t.commit(ch, k)
 		n += k
@@ -226,7 +229,7 @@ func (c *Conn) lendChunk(size int) (*chunk, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for {
-		if err := t.writable(); err != nil {
+		if err := t.writable(); err != nil && !c.lose(0) {
 			return nil, c.closedOr(err)
 		}
 		ch, err := c.newChunk(size)
@@ -260,6 +263,9 @@ func (c *Conn) returnChunk(ch *chunk, n int) error {
 	}
 	if err := c.awaitRoom(); err != nil {
 		c.freeChunk(ch)
+		if c.wr.Err() == nil && c.lose(n) {
+			return nil
+		}
 		return err
 	}
 	t.own(ch)
