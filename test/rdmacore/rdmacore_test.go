@@ -29,8 +29,8 @@ const (
 	rdmanetPkg = "github.com/go-rdma/rdma/rdmanet"
 )
 
-// runTests runs a test binary in the guest and shows what it says.
-func runTests(t *testing.T, g *vm.Guest, limit time.Duration, env []string, prog string, args ...string) {
+// runTests runs a test binary in the guest, shows how its tests went, and returns all that it says.
+func runTests(t *testing.T, g *vm.Guest, limit time.Duration, env []string, prog string, args ...string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), limit+time.Minute)
 	defer cancel()
@@ -44,6 +44,7 @@ func runTests(t *testing.T, g *vm.Guest, limit time.Duration, env []string, prog
 			t.Log(strings.TrimRight(l, "\n"))
 		}
 	}
+	return string(out)
 }
 
 // long asks for the full measure of what is otherwise kept short.

@@ -43,6 +43,7 @@ func TestConformance(t *testing.T) {
 		Active: p, Passive: p, Listen: a, Dial: a, Unsupported: lacking, NoInvalidate: true, NoOverrun: true, UncountedDrops: true, SilentRefusals: true,
 		LocalErrors: []verbs.Status{verbs.LocProtErr, verbs.LocQPOpErr}, Timeout: 30 * time.Second,
 		Groups: groups(a), RoutedHopLimit: true, NoQKeyRule: true, ShortReceiveFatal: true, NoFreshGroups: true, NoBlockLoopback: true,
+		PersistentMemory: verbstest.MapFile,
 	})
 }
 
