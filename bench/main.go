@@ -15,6 +15,7 @@ import (
 	"os/signal"
 	"regexp"
 	"runtime/pprof"
+	"syscall"
 	"time"
 )
 
@@ -27,6 +28,8 @@ type options struct {
 	idle   int            // connections
 	settle time.Duration  // how long they do nothing
 
+	processes int // only with so many; 0: with one and with two
+
 	profile string // directory
 }
 
@@ -37,6 +40,7 @@ func main() {
 	flag.DurationVar(&o.sample, "sample", 250*time.Millisecond, "how long a sample takes, about")
 	flag.IntVar(&o.idle, "conns", 10000, "connections of the idle case")
 	flag.DurationVar(&o.settle, "settle", 10*time.Second, "how long the connections of the idle case do nothing")
+	flag.IntVar(&o.processes, "processes", 0, "`1 or 2`: round trips, streams and HTTP only within one process, or between two; 0: both")
 	run := flag.String("run", "", "`regexp` that picks cases by name, also those that take long; empty: those that do not")
 	sides := flag.String("sides", "", "`regexp` that picks sides by name, of all there are; the others are compared with the first. Empty: those of each case")
 	flag.StringVar(&o.profile, "profile", "", "`directory` for CPU profiles of both processes, of all that is run")
@@ -46,11 +50,13 @@ func main() {
 	load := flag.Bool("load", false, "keep a processor busy (used by the program itself)")
 	flag.Parse()
 
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := func() (err error) {
 		switch {
 		case flag.NArg() > 0:
 			return fmt.Errorf("unexpected argument %q", flag.Arg(0))
+		case o.processes < 0 || o.processes > 2:
+			return fmt.Errorf("-processes is 1 or 2, not %d", o.processes)
 		case o.rounds < 1 || o.sample <= 0 || o.idle < 2:
 			return errors.New("-rounds and -sample must be positive, -conns at least 2")
 		case *peer:
@@ -126,6 +132,9 @@ func listCases() {
 func bench(ctx context.Context, o *options, dir string) error {
 	r := &results{machine: describeMachine(), o: o}
 	if err := r.measure(ctx); err != nil {
+		if ctx.Err() != nil {
+			fmt.Print("\n", r.report(), "\nInterrupted: this is not all.\n")
+		}
 		return err
 	}
 	fmt.Print("\n", r.report())

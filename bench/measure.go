@@ -46,6 +46,9 @@ type sideFigures struct {
 func (r *results) measure(ctx context.Context) error {
 	start := time.Now()
 	for _, processes := range []int{2, 1} {
+		if r.o.processes != 0 && r.o.processes != processes {
+			continue
+		}
 		if err := r.measureCases(ctx, processes); err != nil {
 			return err
 		}

@@ -2,6 +2,7 @@ package rc
 
 import (
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -23,19 +24,22 @@ type rest struct {
 	mu     sync.Mutex
 	next   time.Duration // until the timer fires
 	timer  *time.Timer
-	timed  bool   // it runs
-	spins  uint64 // of the connection when it was set
+	timed  atomic.Bool // it runs; set with mu held
+	spins  uint64      // of the connection when it was set
 	closed bool
 }
 
-// begin sets the timer unless it runs.
+// begin sets the timer unless it runs: whoever it wakes looks at the queue after it has said that it does not run any more.
 func (r *rest) begin(p *Poller) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.timed || r.closed {
+	if r.timed.Load() {
 		return
 	}
-	r.timed = true
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.timed.Load() || r.closed {
+		return
+	}
+	r.timed.Store(true)
 	r.spins = p.spins.Load()
 	r.next = r.every
 	if r.timer == nil {
@@ -55,7 +59,7 @@ func (r *rest) over(p *Poller) bool {
 		r.timer.Reset(r.next)
 		return false
 	}
-	r.timed = false
+	r.timed.Store(false)
 	return true
 }
 

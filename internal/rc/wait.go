@@ -217,9 +217,8 @@ func (p *Poller) spinInside(s *Side, start, limit int64) (met bool, took, lost i
 		return false, 0, 0 // the one who polls will tell
 	}
 	b := getBatch()
-	s.yields.begin(start)
 	var t, turn int64
-	for last, still, step := start, 0, firstStep; ; step = spinStep {
+	for last, still, step := s.yields.begin(start), 0, firstStep; ; step = spinStep {
 		parked := p.parked.Load()
 		p.look(b, step)
 		t = now()

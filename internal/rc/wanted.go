@@ -30,9 +30,9 @@ const (
 	wanted
 )
 
-// askWanted tells whether goroutines of this process wait for a processor.
-func askWanted(t int64) answer {
-	if t < asked.again.Load() || !asked.mu.TryLock() {
+// askWanted tells whether goroutines of this process wait for a processor. It does not ask each time, but if it shall do so now.
+func askWanted(t int64, shall bool) answer {
+	if t < asked.again.Load() && !shall || !asked.mu.TryLock() {
 		return unknown
 	}
 	defer asked.mu.Unlock()

@@ -14,6 +14,7 @@ type yields struct {
 	last  int64
 	end   int64 // of the spin before
 	held  int64 // since when others have waited, in spite of yields, or 0
+	eager int8  // how likely some wait already when a spin begins, 0: they do not
 }
 
 const (
@@ -22,15 +23,41 @@ const (
 	yieldLong  = int64(100 * time.Microsecond) // others have run, and not only been woken
 	yieldPause = int64(time.Millisecond)       // one who has not spun for so long has slept, or others have run
 	heldMost   = int64(100 * time.Microsecond)
+
+	eagerMost = 8
 )
 
-// begin begins a spin.
-func (y *yields) begin(t int64) {
+// begin begins a spin. It returns the time, which has passed where others have run.
+//
+// Whom the one who spins has woken just now is the next to run on its processor. Other processors leave such a goroutine alone at first: who would
+// steal it sleeps for 3 µs, which become 50 more on Linux (PR_SET_TIMERSLACK). So a goroutine that wakes others and then waits here lets them run.
+func (y *yields) begin(t int64) int64 {
 	if t-y.end > yieldPause {
 		y.last = t
 	}
 	y.every = max(y.every, yieldMin)
 	y.held = 0
+	if y.eager == 0 || !y.others(t, true) {
+		return t
+	}
+	runtime.Gosched()
+	y.last = now()
+	return y.last
+}
+
+// others tells whether goroutines wait, if that is to be asked for now.
+func (y *yields) others(t int64, now bool) bool {
+	switch askWanted(t, now) {
+	case wanted:
+		y.eager = eagerMost
+		return true
+	case unwanted:
+		y.held = 0
+		if now {
+			y.eager--
+		}
+	}
+	return false
 }
 
 // letRun lets others run where that is due; woken tells that some have just come. It returns the time then, and whether
@@ -42,11 +69,7 @@ func (y *yields) letRun(t int64, woken bool) (back int64, over bool) {
 		y.yielded(t, back)
 		return back, false
 	}
-	switch askWanted(t) {
-	case unknown:
-		return t, false
-	case unwanted:
-		y.held = 0
+	if !y.others(t, false) {
 		return t, false
 	}
 	if y.held == 0 {

@@ -79,6 +79,33 @@ func TestSpinLetsOthersRun(t *testing.T) {
 	require.Less(t, time.Duration(least), time.Millisecond)
 }
 
+// TestSpinLetsWokenRunFirst: where spins were met by goroutines that wait, which those who spin have woken mostly, these run before the first look. Where
+// they are not, nobody is asked about them for long.
+func TestSpinLetsWokenRunFirst(t *testing.T) {
+	c, _, h, _ := newRester(t, time.Hour)
+	oneProcessor(t)
+	var ran atomic.Bool
+	looks := 0
+	h.a = NewSide(func() bool { looks++; return ran.Load() })
+	first := 0
+	for range 20 {
+		ran.Store(false)
+		go ran.Store(true)
+		looks = 0
+		asked.again.Store(-1 << 62)
+		require.True(t, met(c.spinOn(h.a, now(), int64(10*time.Second))))
+		if looks == 1 {
+			first++
+		}
+	}
+	require.GreaterOrEqual(t, first, 10)
+	ran.Store(true)
+	for range 100 * eagerMost { // what the runtime does by itself is not in the way for long
+		c.spinOn(h.a, now(), int64(time.Second))
+	}
+	require.Zero(t, h.a.yields.eager)
+}
+
 // TestSpinMakesWay: where yields do not help those who wait, since they wait for another processor that does not get to them, a spin ends.
 func TestSpinMakesWay(t *testing.T) {
 	c, _, _, _ := newRester(t, time.Hour)
@@ -107,7 +134,7 @@ func TestAskWanted(t *testing.T) {
 	oneProcessor(t)
 	ask := func() answer {
 		asked.again.Store(-1 << 62)
-		return askWanted(now())
+		return askWanted(now(), false)
 	}
 	require.Eventually(t, func() bool { return ask() == unwanted }, 10*time.Second, time.Millisecond, "whatever the runtime does by itself ends")
 	ran := make(chan struct{})
@@ -116,6 +143,7 @@ func TestAskWanted(t *testing.T) {
 	<-ran
 	require.Equal(t, wanted, got)
 	ask()
-	require.Equal(t, unknown, askWanted(asked.again.Load()-1), "asking takes a small part of the time")
+	require.Equal(t, unknown, askWanted(asked.again.Load()-1, false), "asking takes a small part of the time")
+	require.NotEqual(t, unknown, askWanted(asked.again.Load()-1, true), "it does where it shall")
 	require.LessOrEqual(t, asked.again.Load()-now(), askMost)
 }
