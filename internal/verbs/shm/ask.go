@@ -67,8 +67,9 @@ type job struct {
 
 // asked is a question that is out.
 type asked struct {
-	q *qp
-	b block // used by the peer until it answers
+	q    *qp
+	b    block       // used by the peer until it answers
+	ring *remoteRing // with a receive that the peer copies into; nil: no shared one
 }
 
 // ask lets the peer do a request. It returns a status when all of it is done.
@@ -88,7 +89,7 @@ func (q *qp) ask(e *sendWR) (verbs.Status, stall) {
 			return status, notStalled
 		}
 		return 0, stallOwner
-	case j.status == verbs.Success || j.status == verbs.LocProtErr:
+	case j.status == verbs.Success || j.status == verbs.LocProtErr || j.status == verbs.RemOpErr && isSend(e.op):
 		return j.status, notStalled
 	}
 	return q.faulty(j.status)
@@ -100,6 +101,13 @@ func (q *qp) askNext(e *sendWR) verbs.Status {
 	w := question{
 		Addr: e.raddr + uint64(j.off), Key: e.rkey, Compare: e.compare, SwapAdd: e.swapAdd, Op: uint8(e.op),
 		Level: uint8(e.flushLevel), Types: uint8(e.flushType),
+	}
+	var ring *remoteRing
+	if isSend(e.op) { // into the oldest receive, of whose list the peer has the right copy
+		w.Addr, w.Key, w.Compare, w.Op = q.remote.recvs.taken, 0, uint64(j.off), uint8(verbs.OpSend)
+		if q.remote.recvs.l != nil {
+			ring = q.remote.recvs
+		}
 	}
 	var b block
 	j.n = 0
@@ -122,9 +130,19 @@ func (q *qp) askNext(e *sendWR) verbs.Status {
 	}
 	l := q.dev.link
 	l.mu.Lock()
+	if l.err != nil {
+		l.mu.Unlock()
+		if b.mem != nil {
+			q.dev.rings.put(b)
+		}
+		return verbs.RetryExcErr
+	}
 	l.lastAsked++
 	j.seq = l.lastAsked
-	l.asked[j.seq] = asked{q, b}
+	l.asked[j.seq] = asked{q, b, ring}
+	if ring != nil {
+		ring.refs++
+	}
 	l.mu.Unlock()
 	w.Seq = j.seq
 	passed.Release()
@@ -140,7 +158,11 @@ func hasData(op verbs.Opcode) bool {
 	case verbs.OpWrite, verbs.OpWriteWithImm, verbs.OpRead, verbs.OpAtomicWrite:
 		return true
 	}
-	return false
+	return isSend(op)
+}
+
+func isSend(op verbs.Opcode) bool {
+	return op == verbs.OpSend || op == verbs.OpSendWithImm || op == verbs.OpSendWithInv
 }
 
 // move copies a part of a request's data between memory of this side and a block.
@@ -191,6 +213,9 @@ func (l *link) gotAnswer(h header, body []byte) error {
 	a.q.answered(seq, verbs.Status(h.Flag), value, a.b.mem)
 	if a.b.mem != nil {
 		l.dev.rings.put(a.b)
+	}
+	if a.ring != nil {
+		a.ring.answered(a.q, seq)
 	}
 	return nil
 }

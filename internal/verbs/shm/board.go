@@ -69,7 +69,7 @@ const (
 
 // A slot is a receive: the owner's list of where it goes, and the peer's result.
 const (
-	slotSGEs   = 0  // number of entries
+	slotSGEs   = 0  // number of entries; of a shared ring also whose the receive is
 	slotResult = 8  // bytes<<32 | immediate
 	slotMore   = 16 // queue pair<<32 | status<<8 | flags
 	slotList   = 24 // entries: address, length<<32 | key
@@ -81,6 +81,15 @@ const (
 	resultImm = 1 << iota
 	resultInv
 	resultWrite // of a WRITE with immediate
+)
+
+// Whose a receive of a shared ring is: the peer takes it before it looks at the list, and the owner, who may want to give it to another peer,
+// withdraws it. Both by a compare-and-swap from lent.
+const (
+	lent      = 1 << 32
+	taken     = 2 << 32
+	withdrawn = 3 << 32
+	whose     = 0xff << 32
 )
 
 func slotStride(sges int) int { return (slotList + sges*entrySize + 63) &^ 63 }

@@ -540,8 +540,8 @@ func (c *cmid) lost(err error) {
 	}
 	c.mu.Unlock()
 	if q != nil {
-		if q.srq != nil {
-			q.srq.drain()
+		if q.lane != nil {
+			q.lane.finish()
 		}
 		q.fail()
 	}

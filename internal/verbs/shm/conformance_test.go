@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/go-rdma/rdma/internal/verbs"
 	"github.com/go-rdma/rdma/internal/verbs/shm"
 	"github.com/go-rdma/rdma/internal/verbs/verbstest"
 )
@@ -30,6 +31,7 @@ func mapFile(t testing.TB, size int) []byte {
 // TestConformance runs the suite between a provider and itself, and between two, as two processes are.
 func TestConformance(t *testing.T) {
 	one, other := shm.New(), shm.New()
+	others := []verbs.Provider{shm.New(), shm.New()}
 	for _, c := range []struct {
 		name            string
 		active, passive *shm.Provider
@@ -41,12 +43,16 @@ func TestConformance(t *testing.T) {
 		{"Open", one, other, "::1", "::1", true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			verbstest.TestProvider(t, verbstest.Config{
+			cfg := verbstest.Config{
 				Active: c.active, Passive: c.passive,
 				Listen: netip.MustParseAddr(c.listen), Dial: netip.MustParseAddr(c.dial),
-				NoDatagrams: true, OpenDevices: c.open, EarlyRefusal: true, NoMappedReceives: true,
+				NoDatagrams: true, OpenDevices: c.open, EarlyRefusal: true,
 				PersistentMemory: func(t testing.TB, size int) []byte { return mapFile(t, size) },
-			})
+			}
+			if c.open { // else a domain is for one process
+				cfg.Others = others
+			}
+			verbstest.TestProvider(t, cfg)
 		})
 	}
 }

@@ -57,11 +57,15 @@ func (l *link) handle(data []byte, fd int) error {
 		if q := l.dev.qp(h.ID); q != nil {
 			q.resume()
 		}
-	case msgShared:
-		l.resumeShared(h.ID)
+	case msgShared, msgNone:
+		l.gotShared(h.ID, h.Kind == msgNone)
+	case msgWant:
+		l.gotWant(h.ID)
 	case msgBye:
 		if c := l.connection(h.ID); c != nil && h.Flag == 0 {
 			c.gotBye()
+		} else if h.Flag != 0 {
+			l.forgetShared(h.ID)
 		}
 		l.tell(header{Kind: msgForgot, Flag: h.Flag, ID: h.ID})
 	case msgPing:

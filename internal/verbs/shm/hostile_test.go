@@ -22,49 +22,59 @@ import (
 // and the victim's, as d has them mapped.
 func attack(r *rand.Rand, d *device, rings [][]byte, stop <-chan struct{}) {
 	own, his := d.board, d.link.board.Load().mem
-	value := func() uint64 {
-		switch r.IntN(6) {
-		case 0:
-			return 0
-		case 1:
-			return uint64(r.IntN(200))
-		case 2:
-			return ^uint64(r.IntN(200))
-		case 3:
-			return 1 << r.IntN(64)
-		case 4:
-			return uint64(r.IntN(8))<<32 | uint64(r.IntN(4)) // a segment and a domain
-		}
-		return r.Uint64()
-	}
 	boardWord := func() int {
 		if r.IntN(4) == 0 {
 			return armOff + r.IntN(8)*armStride
 		}
 		return regOff + r.IntN(16)*regStride + 8*r.IntN(7)
 	}
-	for n := 0; ; n++ {
-		if n%64 == 0 {
-			select {
-			case <-stop:
-				return
+	for !stopped(stop) {
+		for range 64 {
+			switch r.IntN(4) {
+			case 0:
+				word64(own, boardWord()).Store(garbage(r))
+			case 1:
+				word64(his, boardWord()).Store(garbage(r))
 			default:
+				garble(r, rings[r.IntN(len(rings))])
 			}
-		}
-		switch r.IntN(4) {
-		case 0:
-			word64(own, boardWord()).Store(value())
-		case 1:
-			word64(his, boardWord()).Store(value())
-		default:
-			ring := rings[r.IntN(len(rings))]
-			off := []int{ringTail, ringHead, ringState, ringFail, ringWaits}[r.IntN(5)]
-			if r.IntN(2) == 0 {
-				off = ringSlots + 8*r.IntN((len(ring)-ringSlots)/8)
-			}
-			word64(ring, off).Store(value())
 		}
 	}
+}
+
+func stopped(stop <-chan struct{}) bool {
+	select {
+	case <-stop:
+		return true
+	default:
+		return false
+	}
+}
+
+// garble writes garbage into a word of a ring.
+func garble(r *rand.Rand, ring []byte) {
+	off := []int{ringTail, ringHead, ringState, ringFail, ringWaits}[r.IntN(5)]
+	if r.IntN(2) == 0 {
+		off = ringSlots + 8*r.IntN((len(ring)-ringSlots)/8)
+	}
+	word64(ring, off).Store(garbage(r))
+}
+
+// garbage is a word that may make sense.
+func garbage(r *rand.Rand) uint64 {
+	switch r.IntN(6) {
+	case 0:
+		return 0
+	case 1:
+		return uint64(r.IntN(200))
+	case 2:
+		return ^uint64(r.IntN(200))
+	case 3:
+		return 1 << r.IntN(64)
+	case 4:
+		return uint64(r.IntN(8))<<32 | uint64(r.IntN(4)) // a segment and a domain, or a receive that somebody has
+	}
+	return r.Uint64()
 }
 
 // ringsOf are the rings that a queue pair and its peer's lie in. The peer may close its own at any time.

@@ -53,7 +53,7 @@ type link struct {
 	err      error // why the link is dead
 	conns    map[uint32]*cmid
 	lastConn uint32
-	dying    map[dyingRing]block // that the peer may still use
+	dying    map[dyingRing]dying // that the peer may still use
 	used     []bool              // numbers of segments of this side
 	shared   map[uint32]*remoteRing
 
@@ -105,7 +105,7 @@ func (d *device) linked() bool { return d.link != nil && !d.link.dead.Load() }
 func (d *device) prepareLink(active bool, peer [16]byte, cred verbs.Cred) *link {
 	l := &link{
 		dev: d, active: active, peer: peer, cred: cred, used: []bool{true},
-		conns: make(map[uint32]*cmid), dying: make(map[dyingRing]block), shared: make(map[uint32]*remoteRing), asked: make(map[uint64]asked),
+		conns: make(map[uint32]*cmid), dying: make(map[dyingRing]dying), shared: make(map[uint32]*remoteRing), asked: make(map[uint64]asked),
 	}
 	l.tx.fd = -1
 	l.knocker.fd = -1
@@ -469,11 +469,18 @@ func (l *link) broken(err error) {
 	for _, c := range l.conns {
 		conns = append(conns, c)
 	}
-	dying := l.dying
+	dead := l.dying
 	l.dying = nil
+	questions := l.asked
+	l.asked = nil
 	l.mu.Unlock()
-	for _, b := range dying {
-		l.dev.rings.put(b)
+	for _, d := range dead {
+		d.forgotten(l.dev)
+	}
+	for _, a := range questions {
+		if a.ring != nil {
+			a.ring.unuse()
+		}
 	}
 	for _, c := range conns {
 		c.lost(err)
@@ -538,20 +545,34 @@ func (l *link) connection(num uint32) *cmid {
 // dyingRing names a ring that is no more.
 type dyingRing struct {
 	shared bool
-	id     uint32 // of the connection or the shared receive queue
+	id     uint32 // of the connection or the lane
+}
+
+// dying is what is left of it.
+type dying struct {
+	block block
+	lane  *lane // of a shared one
+}
+
+// forgotten is told that the peer does not use it any more.
+func (d dying) forgotten(dev *device) {
+	if d.lane != nil {
+		d.lane.finish()
+	}
+	dev.rings.put(d.block)
 }
 
 // bye tells that a queue pair or shared receive queue is no more. Its ring is used again when the peer has
 // forgotten it, and, since messages keep their order, what it was told of before.
-func (l *link) bye(r dyingRing, b block) {
+func (l *link) bye(r dyingRing, d dying) {
 	l.mu.Lock()
 	dead := l.err != nil
 	if !dead {
-		l.dying[r] = b
+		l.dying[r] = d
 	}
 	l.mu.Unlock()
 	if dead {
-		l.dev.rings.put(b)
+		d.forgotten(l.dev)
 		return
 	}
 	h := header{Kind: msgBye, ID: r.id}
@@ -564,19 +585,10 @@ func (l *link) bye(r dyingRing, b block) {
 // forgotten is the answer.
 func (l *link) forgotten(r dyingRing) {
 	l.mu.Lock()
-	b, ok := l.dying[r]
+	d, ok := l.dying[r]
 	delete(l.dying, r)
 	l.mu.Unlock()
 	if ok {
-		l.dev.rings.put(b)
+		d.forgotten(l.dev)
 	}
-}
-
-// retire gives back the ring of a shared receive queue.
-func (d *device) retire(id uint32, b block) {
-	if d.link == nil {
-		d.rings.put(b)
-		return
-	}
-	d.link.bye(dyingRing{true, id}, b)
 }

@@ -24,6 +24,8 @@ const (
 	msgBell      // completion queue id was armed, and there is something
 	msgReceives  // queue pair id waits for receives, and there are some
 	msgShared    // those that wait for the shared receive queue id, likewise
+	msgWant      // the shared receive queue id is to have one for this peer
+	msgNone      // it has none for anybody
 
 	// Of connection id. The side that dialed makes up the number.
 	msgConnect
@@ -49,7 +51,7 @@ const (
 // Numbers of the protocol. Another version is another protocol.
 const (
 	magic   = 0x4d485352 // RSHM
-	version = 4
+	version = 5
 
 	maxMessage = 1024
 	headerLen  = 8
@@ -93,7 +95,7 @@ type queuePair struct {
 	Num, Domain    uint32
 	SendCQ, RecvCQ uint32
 	Ring           place // without slots if there is a shared queue
-	Shared         place // its slots are 0 if there is none
+	Shared         place // the peer's ring of that; its slots are 0 if there is none
 	SharedID       uint32
 	RNRTimer       uint32
 	RecvMarks      [2]uint32 // of the queue pair, and of its shared queue, in RecvCQ

@@ -39,6 +39,13 @@ func TestChild(t *testing.T) {
 		require.NoError(t, err)
 		beHostile(ctx, seed, at)
 	}
+	if s, ok := strings.CutPrefix(what, "share "); ok {
+		var conns int
+		var at netip.AddrPort
+		_, err := fmt.Sscan(s, &conns, newAddr(&at))
+		require.NoError(t, err)
+		require.NoError(t, sendForever(ctx, p, at, conns))
+	}
 	if what == "listen" {
 		l, err := listenAt(p)
 		require.NoError(t, err)

@@ -43,6 +43,7 @@ const (
 	stallPeer          // the peer's queue pair takes nothing: it failed, or is gone
 	stallSegment       // memory of the peer's that was not told of yet
 	stallOwner         // the peer is doing it
+	stallShare         // of the peer's shared receive queue it is not known yet whether it has a receive
 )
 
 // qp is a queue pair. Who posts a request carries it out, in the peer's memory, unless one before it waits.
@@ -54,6 +55,7 @@ type qp struct {
 	sendNum        uint32 // their numbers on the link
 	recvNum        uint32
 	srq            *srq // nil: receives are its own
+	lane           *lane
 	caps           verbs.QPCap
 	rnrTimer       uint8
 	gone           chan struct{} // closed when Close is done
@@ -188,10 +190,11 @@ func (q *qp) acquire() error {
 	}
 	undo = append(undo, func() { q.pd.detach(q.dev) })
 	if q.srq != nil {
-		if err := q.srq.use(q.dev); err != nil {
+		var err error
+		if q.lane, err = q.srq.use(q.dev); err != nil {
 			return fail(err)
 		}
-		undo = append(undo, q.srq.unuse)
+		undo = append(undo, func() { q.srq.unuse(q.lane) })
 	}
 	if err := q.rq.init(q.dev, q.caps.MaxRecvWR, q.caps.MaxRecvSGE); err != nil {
 		return fail(fmt.Errorf("shm: queue pair: %w", err))
@@ -220,7 +223,7 @@ func (q *qp) acquire() error {
 // sources are what completions of the queue pair come from.
 func (q *qp) sources() []source {
 	if q.srq != nil {
-		return []source{q, q.srq}
+		return []source{q, q.lane}
 	}
 	return []source{q}
 }
@@ -232,8 +235,8 @@ func (q *qp) describe(conn uint32) queuePair {
 	}
 	d.RecvMarks[0], d.SendMarks[0] = q.recvCQ.slotOf(q), q.sendCQ.slotOf(q)
 	if q.srq != nil {
-		d.Shared, d.SharedID = q.srq.rq.describe(), q.srq.id
-		d.RecvMarks[1], d.SendMarks[1] = q.recvCQ.slotOf(q.srq), q.sendCQ.slotOf(q.srq)
+		d.Shared, d.SharedID = q.lane.rq.describe(), q.lane.id
+		d.RecvMarks[1], d.SendMarks[1] = q.recvCQ.slotOf(q.lane), q.sendCQ.slotOf(q.lane)
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -357,12 +360,12 @@ func (q *qp) takeResults() (failed bool) {
 	return failed || q.rq.broken
 }
 
-// took is told of a receive of the shared queue that a message of the queue pair's peer has taken.
-func (q *qp) took(res *result) {
+// took is told of a receive of the shared queue that a message of the queue pair's peer has taken. It is false if nobody learns of it.
+func (q *qp) took(res *result) bool {
 	q.rmu.Lock()
 	defer q.rmu.Unlock()
 	if q.state == stateClosed {
-		return
+		return false
 	}
 	if res.flags&resultInv != 0 && res.status == verbs.Success {
 		q.pd.invalidated(res.imm)
@@ -372,6 +375,7 @@ func (q *qp) took(res *result) {
 		wc = verbs.WC{ID: res.id, Status: verbs.WRFlushErr, Op: verbs.WCRecv, QPN: q.num}
 	}
 	q.recvCQ.push(&wc, nil, 0)
+	return true
 }
 
 // fail moves the queue pair to the error state.
@@ -413,8 +417,8 @@ func (q *qp) stop(s qpState) {
 
 // ToError implements [verbs.QP].
 func (q *qp) ToError() error {
-	if q.srq != nil {
-		q.srq.drain()
+	if q.lane != nil {
+		q.lane.drain()
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -450,12 +454,12 @@ func (q *qp) Close() error {
 		q.dev.link.dropRemote(r, q)
 	}
 	if described {
-		q.dev.link.bye(dyingRing{id: conn}, q.rq.block)
+		q.dev.link.bye(dyingRing{id: conn}, dying{block: q.rq.block})
 	} else {
 		q.dev.rings.put(q.rq.block)
 	}
 	if q.srq != nil {
-		q.srq.unuse()
+		q.srq.unuse(q.lane)
 	}
 	q.pd.detach(q.dev)
 	q.pd.unuse()

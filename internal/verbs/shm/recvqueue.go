@@ -28,7 +28,8 @@ type recvQueue struct {
 	state, fail *atomic.Uint32
 	waits       *atomic.Uint32
 
-	own     []recvWR // by place
+	own     []recvWR    // by place
+	lists   []verbs.SGE // maxSGE for each place; nil until a receive needs its owner
 	posted  uint64
 	drained atomic.Uint64
 	broken  bool // the peer's words make no sense: no more is taken
@@ -38,6 +39,12 @@ type recvQueue struct {
 type recvWR struct {
 	id   uint64
 	room uint64
+	n    int32 // entries of its list, if the list is kept
+
+	// Of a lane.
+	entry   int32
+	gone    bool // withdrawn
+	serving bool // the owner is copying into it
 }
 
 // init makes a ring for limit receives, which may be 0.
@@ -62,21 +69,6 @@ func (r *recvQueue) use(b block) {
 	r.state, r.fail, r.waits = word32(b.mem, ringState), word32(b.mem, ringFail), word32(b.mem, ringWaits)
 }
 
-// move takes the receives to a ring in another device's memory. The old one stays the caller's.
-func (r *recvQueue) move(d *device) error {
-	n := ringSlots + int(r.slots)*r.stride
-	b, err := d.rings.get(n)
-	if err != nil {
-		return err
-	}
-	copy(b.mem[ringSlots:n], r.block.mem[ringSlots:])
-	r.dev = d
-	r.use(b)
-	r.head.Store(r.drained.Load())
-	r.publish()
-	return nil
-}
-
 // describe tells the peer where the ring lies.
 func (r *recvQueue) describe() place {
 	return place{
@@ -93,27 +85,71 @@ func (r *recvQueue) post(p *pd, wr *verbs.RecvWR) (full bool, err error) {
 		return true, nil
 	}
 	at := r.posted & (r.slots - 1)
-	slot := r.block.mem[ringSlots+int(at)*r.stride:][:r.stride]
+	slot := r.slot(at)
 	w := recvWR{id: wr.ID}
-	n := 0
+	n, served := 0, false
 	for i := range wr.SGL {
 		s := &wr.SGL[i]
 		if s.Length == 0 {
 			continue
 		}
 		if m := p.find(s.LKey); m != nil && m.arena == nil {
-			return false, unsupported("receives into memory that is of no arena")
+			served = true
 		}
-		e := slot[slotList+n*entrySize:]
-		order.PutUint64(e, s.Addr)
-		order.PutUint64(e[8:], uint64(s.Length)<<32|uint64(s.LKey))
+		putEntry(slot, n, s)
 		w.room += uint64(s.Length)
 		n++
 	}
-	order.PutUint64(slot[slotSGEs:], uint64(n))
+	if served {
+		if r.lists == nil {
+			r.lists = make([]verbs.SGE, int(r.slots)*r.maxSGE)
+		}
+		w.n = keepList(r.lists[int(at)*r.maxSGE:], wr.SGL)
+	}
+	word64(slot, slotSGEs).Store(uint64(n))
 	r.own[at] = w
 	r.posted++
 	return false, nil
+}
+
+// slot is the receive at a place.
+func (r *recvQueue) slot(at uint64) []byte {
+	return r.block.mem[ringSlots+int(at)*r.stride:][:r.stride]
+}
+
+// putEntry writes an entry of a receive's list where the peer reads it.
+func putEntry(slot []byte, n int, s *verbs.SGE) {
+	e := slot[slotList+n*entrySize:]
+	order.PutUint64(e, s.Addr)
+	order.PutUint64(e[8:], uint64(s.Length)<<32|uint64(s.LKey))
+}
+
+// keepList keeps a receive's list, without what is empty, where the peer does not come.
+func keepList(dst, sgl []verbs.SGE) (n int32) {
+	for i := range sgl {
+		if sgl[i].Length > 0 {
+			dst[n] = sgl[i]
+			n++
+		}
+	}
+	return n
+}
+
+// numbered is receive number n, if it is the peer's to take.
+func (r *recvQueue) numbered(n uint64) *recvWR {
+	if done := r.drained.Load(); n-done >= r.posted-done || r.broken {
+		return nil
+	}
+	return &r.own[n&(r.slots-1)]
+}
+
+// listOf is the list of receive number n, if it was kept.
+func (r *recvQueue) listOf(n uint64) []verbs.SGE {
+	w := r.numbered(n)
+	if w == nil || r.lists == nil {
+		return nil
+	}
+	return r.lists[int(n&(r.slots-1))*r.maxSGE:][:w.n]
 }
 
 // publish shows the peer what was posted.
@@ -137,11 +173,18 @@ type result struct {
 func (r *recvQueue) next() (res result, ok bool) {
 	done := r.drained.Load()
 	head := r.head.Load()
-	if head == done || r.broken {
+	if r.broken {
 		return res, false
 	}
 	if head-done > r.posted-done {
 		r.broken = true
+		return res, false
+	}
+	for done != head && r.own[done&(r.slots-1)].gone {
+		done++
+		r.drained.Store(done)
+	}
+	if done == head {
 		return res, false
 	}
 	at := done & (r.slots - 1)

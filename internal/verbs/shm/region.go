@@ -73,15 +73,9 @@ func (m *mr) dead() bool { return m.refs.Load() < 0 || !m.valid() }
 
 func (m *mr) word(v *view, field int) *atomic.Uint64 { return regWord(v.dev.board, m.key, field) }
 
-// shown tells whether peers see the region.
-func (m *mr) shown() bool { return m.arena != nil || m.access&(remoteAccess|flushAccess) != 0 }
-
 // publish shows the region to a peer.
 func (m *mr) publish(v *view) {
 	m.word(v, regUsers).Store(0)
-	if !m.shown() {
-		return
-	}
 	if m.arena == nil {
 		m.word(v, regPlace).Store(ownerServes<<32 | uint64(m.pd.num))
 	} else {

@@ -38,11 +38,19 @@ type remoteRing struct {
 	state, fail *atomic.Uint32
 	waits       *atomic.Uint32
 
-	mu      sync.Mutex // of a shared one
-	taken   uint64     // this side's own count
-	shared  bool
-	refs    int // guarded by the link's lock
-	waiters []*qp
+	taken uint64 // this side's own count
+
+	// Of a shared one.
+	l        *link // nil: it is not
+	id       uint32
+	refs     int // guarded by the link's lock
+	mu       sync.Mutex
+	waiters  []*qp
+	asked    bool   // the owner was, whether it has a receive
+	none     bool   // it has said no; it tells when there is one
+	reserved *qp    // whose message the owner is copying into the oldest receive
+	question uint64 // by which
+	gone     bool   // nothing is written there any more: the owner may use its memory for something else
 }
 
 // ringAt checks a place.
@@ -90,7 +98,7 @@ func (l *link) remoteQP(d *queuePair) (*remote, error) {
 			r.ring.m.release()
 			return nil, err
 		}
-		r.recvs.shared = true
+		r.recvs.l, r.recvs.id = l, d.SharedID
 		r.recvs.taken = r.recvs.head.Load() // of queue pairs that were before
 		l.shared[d.SharedID] = r.recvs
 	}
@@ -107,58 +115,36 @@ func (l *link) dropRemote(r *remote, q *qp) {
 	r.recvs.mu.Lock()
 	r.recvs.waiters = slices.DeleteFunc(r.recvs.waiters, func(o *qp) bool { return o == q })
 	r.recvs.mu.Unlock()
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if r.recvs.refs--; r.recvs.refs == 0 {
-		delete(l.shared, r.sharedID)
-		r.recvs.m.release()
-	}
+	r.recvs.unuse()
 }
 
-// resumeShared lets those go on that wait for a shared receive queue.
-func (l *link) resumeShared(id uint32) {
-	l.mu.Lock()
-	r := l.shared[id]
-	l.mu.Unlock()
-	if r == nil {
-		return
-	}
-	r.mu.Lock()
-	qs := r.waiters
-	r.waiters = nil
-	r.mu.Unlock()
-	for _, q := range qs {
-		q.resume()
-	}
-}
-
-// slot returns the oldest receive that is posted, or nil, and then the peer tells when there is one. The word is set first
+// slot returns the oldest receive that is posted, or why there is none; then the peer tells when there is. The word is set first
 // and the tail is looked at afterwards; the owner moves the tail first and looks at the word afterwards.
-// It must be followed by done unless it is nil; a shared ring is locked until then.
-func (r *remoteRing) slot(q *qp) []byte {
-	if r.shared {
-		r.mu.Lock()
+// It must be followed by done, keep or reserve unless it is nil; a shared ring is locked until then.
+func (r *remoteRing) slot(q *qp) ([]byte, stall) {
+	if r.l != nil {
+		return r.sharedSlot(q)
 	}
 	// The owner's tail may be any number: a receive that was never posted is one whose list is checked like others.
 	if r.slots == 0 || r.tail.Load() == r.taken {
 		r.waits.Store(1)
 		if r.slots == 0 || r.tail.Load() == r.taken {
-			if r.shared {
-				if !slices.Contains(r.waiters, q) {
-					r.waiters = append(r.waiters, q)
-				}
-				r.mu.Unlock()
-			}
-			return nil
+			return nil, stallRecv
 		}
 		r.waits.Store(0)
 	}
+	return r.oldest(), notStalled
+}
+
+// oldest is the receive that comes next.
+func (r *remoteRing) oldest() []byte {
 	return r.mem[ringSlots+int(r.taken&(r.slots-1))*r.stride:][:r.stride]
 }
 
 // keep lets a receive stay that slot has returned.
 func (r *remoteRing) keep() {
-	if r.shared {
+	if r.l != nil {
+		r.giveBack()
 		r.mu.Unlock()
 	}
 }
@@ -170,7 +156,8 @@ func (r *remoteRing) done(slot []byte, res *result) {
 	passed.Release()
 	r.taken++
 	r.head.Store(r.taken)
-	if r.shared {
+	if r.l != nil {
+		r.endTurn()
 		r.mu.Unlock()
 	}
 }

@@ -238,17 +238,17 @@ func (q *qp) resumeMissing() {
 // patience notes that the oldest request waits, and tells whether it still may.
 func (q *qp) patience(why stall) bool {
 	if why == q.stalled && q.since == q.head {
-		return !q.until.IsZero() || why == stallRecv && q.rnrRetry == 7
+		return !q.until.IsZero() || q.endless(why)
 	}
 	q.calm()
 	wait := peerPatience
+	if q.endless(why) {
+		q.stalled, q.since = why, q.head
+		return true
+	}
 	if why == stallRecv {
-		switch q.rnrRetry {
-		case 0:
+		if q.rnrRetry == 0 {
 			return false
-		case 7: // without end: the peer tells when it has a receive
-			q.stalled, q.since = why, q.head
-			return true
 		}
 		wait = time.Duration(q.rnrRetry) * rnrTime(q.remote.rnrTimer)
 	}
@@ -260,6 +260,11 @@ func (q *qp) patience(why stall) bool {
 		q.timer.Reset(wait)
 	}
 	return true
+}
+
+// endless tells whether a request waits without end: the peer tells when it has a receive.
+func (q *qp) endless(why stall) bool {
+	return (why == stallRecv || why == stallShare) && q.rnrRetry == 7
 }
 
 // impatient is the end of patience. One that was stopped too late comes before it.
@@ -314,9 +319,9 @@ func (q *qp) perform(e *sendWR) (verbs.Status, stall) {
 	case verbs.OpWrite:
 		return q.write(e)
 	case verbs.OpWriteWithImm:
-		slot := r.recvs.slot(q)
+		slot, wait := r.recvs.slot(q)
 		if slot == nil {
-			return 0, stallRecv
+			return 0, wait
 		}
 		status, wait := q.write(e)
 		if status != verbs.Success || wait != notStalled {
@@ -333,9 +338,9 @@ func (q *qp) perform(e *sendWR) (verbs.Status, stall) {
 	case verbs.OpFlush:
 		return q.flush(e)
 	}
-	slot := r.recvs.slot(q)
+	slot, wait := r.recvs.slot(q)
 	if slot == nil {
-		return 0, stallRecv
+		return 0, wait
 	}
 	return q.send(e, slot)
 }
@@ -495,7 +500,10 @@ func (q *qp) send(e *sendWR, slot []byte) (verbs.Status, stall) {
 	res := result{bytes: e.length, qpn: r.num}
 	status, wait := q.scatter(e, slot, &res)
 	switch {
-	case wait != notStalled || status == verbs.LocProtErr:
+	case wait == stallOwner:
+		r.recvs.reserve(q, q.job.seq)
+		return status, wait
+	case wait != notStalled || status != verbs.Success && res.status == verbs.Success:
 		r.recvs.keep()
 		return status, wait
 	case res.status == verbs.Success:
@@ -518,18 +526,23 @@ func (q *qp) send(e *sendWR, slot []byte) (verbs.Status, stall) {
 // is told in res.
 func (q *qp) scatter(e *sendWR, slot []byte, res *result) (verbs.Status, stall) {
 	r := q.remote
-	n := int(min(word64(slot, slotSGEs).Load(), uint64(r.recvs.maxSGE)))
+	n := int(min(word64(slot, slotSGEs).Load()&^whose, uint64(r.recvs.maxSGE)))
 	left := uint64(e.length)
-	wait := notStalled
+	wait, owner := notStalled, false
 	q.dst, q.accesses = q.dst[:0], q.accesses[:0]
 	for i := 0; i < n && left > 0; i++ {
 		addr, more := word64(slot, slotList+i*entrySize).Load(), word64(slot, slotList+i*entrySize+8).Load()
 		part := more >> 32
 		// All of an entry has to be right, as far as the message goes or not.
 		a, v := q.dev.link.open(r, uint32(more), addr, part, verbs.LocalWrite)
-		if v == refused || v == served {
+		if v == refused {
 			res.status = verbs.LocProtErr
 			break
+		}
+		if v == served {
+			owner = true
+			left -= min(part, left)
+			continue
 		}
 		if v == missing {
 			wait = stallSegment
@@ -547,6 +560,11 @@ func (q *qp) scatter(e *sendWR, slot []byte, res *result) (verbs.Status, stall) 
 		status = verbs.RemOpErr
 	case left > 0:
 		res.status, status = verbs.LocLenErr, verbs.RemInvReqErr
+	case owner:
+		status, wait = q.ask(e)
+		if status == verbs.RemOpErr {
+			res.status = verbs.LocProtErr
+		}
 	case e.length > 0:
 		src, ok := q.local(e)
 		if ok {

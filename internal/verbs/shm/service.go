@@ -15,6 +15,9 @@ type service struct {
 	busy  bool
 	block *mapping // held
 	data  []byte
+
+	list  []verbs.SGE // of a receive
+	parts []piece
 }
 
 // maxServers bounds the goroutines that do what peers ask for. Several at a time let a file system write for all of them at once.
@@ -93,13 +96,21 @@ func (l *link) gotQuestion(h header, body []byte) error {
 
 // toServe notes what is asked for. A queue pair has one question at a time.
 func (q *qp) toServe(w *question, m *mapping, data []byte) bool {
+	send := isSend(verbs.Opcode(w.Op))
+	s := &q.service
 	q.rmu.Lock()
-	defer q.rmu.Unlock()
-	if q.state != stateRTS || q.service.busy {
-		return false
+	ok := q.state == stateRTS && !s.busy
+	if ok {
+		*s = service{question: *w, busy: true, block: m, data: data, list: s.list[:0], parts: s.parts[:0]}
+		if send && q.lane == nil {
+			s.list = append(s.list, q.rq.listOf(w.Addr)...)
+		}
 	}
-	q.service = service{question: *w, busy: true, block: m, data: data}
-	return true
+	q.rmu.Unlock()
+	if ok && send && q.lane != nil {
+		s.list = q.lane.receive(w.Addr, s.list)
+	}
+	return ok
 }
 
 // serve does it. No lock is held.
@@ -110,8 +121,11 @@ func (q *qp) serve() {
 		s.block.release()
 	}
 	seq := s.Seq
+	if q.lane != nil && isSend(verbs.Opcode(s.Op)) {
+		q.lane.served(s.Addr)
+	}
 	q.rmu.Lock()
-	*s = service{}
+	*s = service{list: s.list[:0], parts: s.parts[:0]}
 	q.rmu.Unlock()
 	passed.Release()
 	q.dev.link.answer(seq, uint8(status), value)
@@ -130,6 +144,9 @@ func (q *qp) serveOne(s *service) (value uint64, status verbs.Status) {
 	types := verbs.Access(s.Types)
 	var rights verbs.Access
 	n := uint64(s.Length)
+	if isSend(op) {
+		return 0, q.deliver(s)
+	}
 	switch op {
 	case verbs.OpWrite, verbs.OpWriteWithImm:
 		rights = verbs.RemoteWrite
@@ -172,6 +189,40 @@ func (q *qp) serveOne(s *service) (value uint64, status verbs.Status) {
 		return 0, verbs.Success
 	}
 	return touch(op, s, mem)
+}
+
+// deliver copies a part of a message to where a receive says.
+func (q *qp) deliver(s *service) verbs.Status {
+	var err error
+	if s.parts, err = q.pd.check(s.parts, s.list, verbs.LocalWrite); err != nil {
+		return verbs.RemOpErr // as it is told of a receive that is wrong
+	}
+	off := s.Compare
+	for i := range s.parts {
+		p := &s.parts[i]
+		if off >= uint64(p.n) {
+			off -= uint64(p.n)
+			continue
+		}
+		if len(s.data) == 0 {
+			break
+		}
+		if !p.m.hold() {
+			return verbs.RemOpErr
+		}
+		mem := p.m.mem[p.off:][off:p.n]
+		_, status := touch(verbs.OpWrite, s, mem)
+		p.m.release()
+		if status != verbs.Success {
+			return status
+		}
+		s.data = s.data[min(len(mem), len(s.data)):]
+		off = 0
+	}
+	if len(s.data) > 0 {
+		return verbs.RemInvReqErr // more than there is room for, or no such receive
+	}
+	return verbs.Success
 }
 
 // touch accesses memory that may not be there.

@@ -5,6 +5,7 @@ package shm
 import (
 	"fmt"
 	"net"
+	"slices"
 	"sync"
 	"syscall"
 
@@ -12,22 +13,28 @@ import (
 	"github.com/go-rdma/rdma/internal/verbs"
 )
 
-// srq is a shared receive queue: a ring that the peer's queue pairs take receives from. All of them
-// are of one process, since the domain is.
+// srq is a shared receive queue. The receives are its own: it lends them to the processes that it has queue pairs with, each of which
+// has a ring of its own, a lane, and takes what was lent to it as from any other ring. What a process has not taken is withdrawn when another needs it.
 //
 // Its lock comes before that of a queue pair's receives.
 type srq struct {
 	pd         *pd
-	dev        *device // whose memory the ring is in
-	id         uint32
 	limitEvent func()
+	maxSGE     int
 	made       leak.Mark
 
-	mu     sync.Mutex
-	rq     recvQueue
-	limit  int // armed if not 0
-	users  int
-	closed bool
+	mu      sync.Mutex
+	entries []recvWR
+	lists   []verbs.SGE // maxSGE of each entry
+	free    []int32     // entries without a receive
+	ready   fifo[int32] // those that are lent to nobody
+	lanes   []*lane
+	wanting fifo[*lane] // those whose process waits for a receive
+	short   fifo[*lane] // others that are to have more
+	left    int         // receives that no message has taken
+	limit   int         // armed if not 0
+	users   int
+	closed  bool
 }
 
 var errClosedSRQ = fmt.Errorf("shm: shared receive queue: %w", net.ErrClosed)
@@ -48,41 +55,63 @@ func (p *pd) CreateSRQ(attr *verbs.SRQAttr) (verbs.SRQ, error) {
 	if err := p.use(); err != nil {
 		return nil, err
 	}
-	s := &srq{pd: p, dev: p.dev, id: p.dev.p.sharedIDs.Add(1), limitEvent: attr.LimitEvent}
-	if err := s.rq.init(p.dev, wr, sges); err != nil {
-		p.unuse()
-		return nil, fmt.Errorf("shm: shared receive queue: %w", err)
+	s := &srq{
+		pd: p, limitEvent: attr.LimitEvent, maxSGE: sges,
+		entries: make([]recvWR, wr), lists: make([]verbs.SGE, wr*sges), free: make([]int32, wr),
+	}
+	for i := range s.free {
+		s.free[i] = int32(wr - 1 - i)
 	}
 	s.made.Made("shared receive queue")
 	return s, nil
 }
 
-// use counts a queue pair on a link. The ring is for one peer at a time.
-func (s *srq) use(d *device) error {
+// use counts a queue pair on a link, and finds the lane of that.
+func (s *srq) use(d *device) (*lane, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
-		return errClosedSRQ
+		return nil, errClosedSRQ
 	}
-	if s.dev != d {
-		if s.users > 0 {
-			return unsupported("a shared receive queue for connections with several processes")
+	i := slices.IndexFunc(s.lanes, func(l *lane) bool { return l.dev == d })
+	if i < 0 {
+		l, err := s.newLane(d)
+		if err != nil {
+			return nil, err
 		}
-		old := s.rq.block
-		if err := s.rq.move(d); err != nil {
-			return err
-		}
-		s.dev.retire(s.id, old)
-		s.dev = d
+		i = len(s.lanes)
+		s.lanes = append(s.lanes, l)
+		s.wantsMore(l)
+		s.share()
 	}
 	s.users++
-	return nil
+	s.lanes[i].users++
+	return s.lanes[i], nil
 }
 
-func (s *srq) unuse() {
+// unuse is the end of a queue pair. With the last one of a link its lane goes, and what the process there is in the middle of comes back
+// when that has said that it is done.
+func (s *srq) unuse(l *lane) {
 	s.mu.Lock()
 	s.users--
+	l.users--
+	last := l.users == 0
+	if last {
+		s.lanes = slices.DeleteFunc(s.lanes, func(o *lane) bool { return o == l })
+		l.over = true
+		l.takeBack(-1)
+		s.share()
+	}
 	s.mu.Unlock()
+	if !last {
+		return
+	}
+	if l.dev.link == nil {
+		l.finish()
+		l.dev.rings.put(l.rq.block)
+		return
+	}
+	l.dev.link.bye(dyingRing{true, l.id}, dying{l.rq.block, l})
 }
 
 // PostRecv implements [verbs.SRQ].
@@ -93,66 +122,42 @@ func (s *srq) PostRecv(wrs []verbs.RecvWR) (n int, err error) {
 		return 0, errClosedSRQ
 	}
 	for ; n < len(wrs); n++ {
-		full, e := s.rq.post(s.pd, &wrs[n])
-		if full || e != nil {
-			err = e
+		wr := &wrs[n]
+		if len(wr.SGL) > s.maxSGE {
+			err = fmt.Errorf("shm: %d scatter entries, the limit is %d: %w", len(wr.SGL), s.maxSGE, syscall.EINVAL)
 			break
 		}
-	}
-	if n > 0 {
-		s.rq.publish()
-		if s.rq.waiting() && s.dev.linked() {
-			s.dev.link.tell(header{Kind: msgShared, ID: s.id})
+		last := len(s.free) - 1
+		if last < 0 {
+			break
 		}
+		i := s.free[last]
+		s.free = s.free[:last]
+		w := recvWR{id: wr.ID, entry: i, n: keepList(s.lists[int(i)*s.maxSGE:], wr.SGL)}
+		for k := range wr.SGL {
+			w.room += uint64(wr.SGL[k].Length)
+		}
+		s.entries[i] = w
+		s.ready.push(i)
+		s.left++
 	}
+	s.share()
 	return n, err
 }
 
-func (s *srq) pending() bool { return s.rq.ready() }
+// listOf is the list of a receive.
+func (s *srq) listOf(w *recvWR) []verbs.SGE { return s.lists[int(w.entry)*s.maxSGE:][:w.n] }
 
-// drain gives what the peer has taken to the queue pairs that it was for. What was for one that is
-// no more is gone with it.
-func (s *srq) drain() {
-	for {
-		s.mu.Lock()
-		if s.closed {
-			s.mu.Unlock()
-			return
-		}
-		d := s.dev
-		res, ok := s.rq.next()
-		broken := s.rq.broken
-		if ok {
-			s.checkLimit()
-		}
-		var q *qp
-		if ok {
-			if q = d.qp(res.qpn); q != nil && q.srq == s {
-				q.took(&res) // here, so that results keep their order
-			}
-		}
-		s.mu.Unlock()
-		switch {
-		case broken:
-			d.everyQP(func(q *qp) {
-				if q.srq == s {
-					q.fail()
-				}
-			})
-			// Nothing comes of it any more, and nobody shall look again and again.
-			s.rq.drained.Store(s.rq.head.Load())
-			return
-		case !ok:
-			return
-		case q != nil && q.srq == s && res.status != verbs.Success:
-			q.fail()
-		}
-	}
+// consumed is told that a message has taken a receive. s.mu is held.
+func (s *srq) consumed(w *recvWR) {
+	s.free = append(s.free, w.entry)
+	s.left--
+	s.checkLimit()
 }
 
 // checkLimit tells that fewer receives are left than the consumer wants, once.
 func (s *srq) checkLimit() {
-	if s.limit == 0 || s.rq.posted-s.rq.drained.Load() >= uint64(s.limit) {
+	if s.limit == 0 || s.left >= s.limit {
 		return
 	}
 	s.limit = 0
@@ -177,16 +182,15 @@ func (s *srq) ArmLimit(limit int) error {
 	switch {
 	case s.closed:
 		return errClosedSRQ
-	case limit < 0 || limit > s.rq.limit:
-		return fmt.Errorf("shm: limit of %d receives in a queue for %d: %w", limit, s.rq.limit, syscall.EINVAL)
+	case limit < 0 || limit > len(s.entries):
+		return fmt.Errorf("shm: limit of %d receives in a queue for %d: %w", limit, len(s.entries), syscall.EINVAL)
 	}
 	s.limit = limit
 	s.checkLimit()
 	return nil
 }
 
-// Close implements [verbs.SRQ]. The queue pairs are gone, and the peer has forgotten the ring when it has
-// forgotten them, which it is told of first.
+// Close implements [verbs.SRQ]. The queue pairs are gone.
 func (s *srq) Close() error {
 	s.mu.Lock()
 	if s.closed {
@@ -200,7 +204,6 @@ func (s *srq) Close() error {
 	s.closed = true
 	s.made.Gone()
 	s.mu.Unlock()
-	s.dev.retire(s.id, s.rq.block)
 	s.pd.unuse()
 	return nil
 }

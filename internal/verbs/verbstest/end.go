@@ -39,6 +39,8 @@ type options struct {
 	param  verbs.ConnParam
 	pd     verbs.PD // of another end; nil: one of its own
 	queue  *queue   // of another end; nil: one of its own
+
+	from verbs.Provider // of an active end; nil: the suite's
 }
 
 type option func(*options)
@@ -93,7 +95,11 @@ func (s *suite) listenAttr(port uint16) *verbs.ListenAttr {
 
 // resolve returns an identifier that leads to the port.
 func (s *suite) resolve(t testing.TB, port uint16, handler func(verbs.Event)) verbs.CMID {
-	id, err := s.Active.Resolve(s.ctx(t), s.resolveAttr(port, handler))
+	return s.resolveFrom(t, s.Active, port, handler)
+}
+
+func (s *suite) resolveFrom(t testing.TB, p verbs.Provider, port uint16, handler func(verbs.Event)) verbs.CMID {
+	id, err := p.Resolve(s.ctx(t), s.resolveAttr(port, handler))
 	require.NoError(t, err, "Resolve")
 	t.Cleanup(func() { closeIt(t, "CMID", id) })
 	return id
@@ -108,7 +114,11 @@ func (s *suite) resolveAttr(port uint16, handler func(verbs.Event)) *verbs.CMIDA
 // active makes an end that is about to connect to the port.
 func (s *suite) active(t testing.TB, port uint16, o *options) *end {
 	ev := newEvents()
-	return s.end(t, s.resolve(t, port, ev.add), ev, o)
+	from := o.from
+	if from == nil {
+		from = s.Active
+	}
+	return s.end(t, s.resolveFrom(t, from, port, ev.add), ev, o)
 }
 
 // passive makes an end out of the listener's next request.

@@ -2,7 +2,6 @@ package verbstest
 
 import (
 	"encoding/binary"
-	"errors"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -19,6 +18,8 @@ var mappingTests = []test{
 	{"RemoteAccess", testMappingRemoteAccess},
 	{"Closed", testMappingClosed},
 	{"Receives", testMappingReceives},
+	{"SharedReceives", testMappingSharedReceives},
+	{"ReceiveAccess", testMappingReceiveAccess},
 }
 
 // mapping registers memory of the test's own for an end.
@@ -168,12 +169,6 @@ func testMappingClosed(s *suite, t *testing.T) {
 func testMappingReceives(s *suite, t *testing.T) {
 	a, b := s.pair(t, func(o *options) { o.mem = 1 << 19 })
 	near, mem := s.mapping(t, b, 1<<18, verbs.LocalWrite)
-	if s.NoMappedReceives {
-		_, err := b.qp.PostRecv([]verbs.RecvWR{{SGL: []verbs.SGE{{Addr: near.Addr(), Length: 8, LKey: near.LKey()}}}})
-		require.ErrorIs(t, err, errors.ErrUnsupported)
-		a.ping(b)
-		return
-	}
 	for i, n := range []int{0, 1, 1000, 200000} {
 		a.reset()
 		b.reset()
@@ -187,5 +182,68 @@ func testMappingReceives(s *suite, t *testing.T) {
 		head.requireBytes(t, src.bytes()[:head.n])
 		require.Equal(t, src.bytes()[head.n:], mem[5:][:rest])
 		require.Equal(t, byte(0xEE), mem[5+rest], "beyond the message nothing is written")
+	}
+}
+
+// testMappingSharedReceives receives into a mapping and an arena in turn, from a shared queue that several connections take from at once.
+func testMappingSharedReceives(s *suite, t *testing.T) {
+	const members, rounds, size = 3, 20, 30000
+	p := s.pool(t, members, func(o *options) { o.mem = 1 << 18 })
+	near, mem := s.mapping(t, p.end, members*32768, verbs.LocalWrite)
+	var from [members]*end
+	for i := range from {
+		from[i], _ = p.join(func(o *options) { o.mem = 1 << 17 })
+	}
+	for round := range uint64(rounds) {
+		p.reset()
+		want := map[string]bool{}
+		at := map[uint64]func(n uint32) []byte{}
+		for id := range uint64(members) {
+			if (id+round)%3 == 0 {
+				dst := p.postSpan(id, size)
+				at[id] = func(n uint32) []byte { return dst.bytes()[:n] }
+				continue
+			}
+			off := id * 32768
+			p.post(verbs.RecvWR{ID: id, SGL: []verbs.SGE{{Addr: near.Addr() + off, Length: size, LKey: near.LKey()}}})
+			at[id] = func(n uint32) []byte { return mem[off:][:n] }
+		}
+		for i, a := range from {
+			a.reset()
+			src := a.span(size - 100*i).fill(round*members + uint64(i))
+			want[string(src.bytes())] = true
+			a.send(verbs.SendWR{ID: round, Op: verbs.OpSend, Flags: verbs.Signaled, SGL: src.sgl()})
+		}
+		for _, wc := range p.wait(members) {
+			require.Equal(t, verbs.Success, wc.Status)
+			got := string(at[wc.ID](wc.ByteLen))
+			require.True(t, want[got], "receive %d has no message, or one that is elsewhere too", wc.ID)
+			delete(want, got)
+		}
+		for _, a := range from {
+			a.waitID(round, verbs.Success)
+		}
+	}
+}
+
+// testMappingReceiveAccess posts receives into a mapping that they may not write to, or not so far.
+func testMappingReceiveAccess(s *suite, t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		access verbs.Access
+		off    uint64
+	}{
+		{"NoRight", verbs.RemoteRead, 0},
+		{"Beyond", mappingAccess, 4089},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			a, b := s.pair(t)
+			near, mem := s.mapping(t, b, 4096, c.access)
+			b.recv(verbs.RecvWR{ID: 1, SGL: []verbs.SGE{{Addr: near.Addr() + c.off, Length: 8, LKey: near.LKey()}}})
+			a.send(verbs.SendWR{ID: 2, Op: verbs.OpSend, Flags: verbs.Signaled, Inline: []byte("8 bytes.")})
+			b.waitID(1, verbs.LocProtErr)
+			a.waitID(2, verbs.RemOpErr)
+			require.Equal(t, make([]byte, 4096), mem)
+		})
 	}
 }

@@ -26,6 +26,10 @@ var srqTests = []test{
 	{"CloseQPUnderTraffic", testSRQCloseQPUnderTraffic},
 	{"Close", testSRQClose},
 	{"Allocations", testSRQAllocations},
+	{"Peers", testSRQPeers},
+	{"PeersInTurn", testSRQPeersInTurn},
+	{"PeersRNR", testSRQPeersRNR},
+	{"PeersGoing", testSRQPeersGoing},
 }
 
 // udSRQTests are about datagrams too.

@@ -94,8 +94,8 @@ type Config struct {
 	// PersistentMemory maps memory, of whole pages, that the device can make persistent. nil: there is none.
 	PersistentMemory func(t testing.TB, size int) []byte
 
-	// NoMappedReceives is for a provider that receives into arenas only, and refuses a mapping of the caller's own.
-	NoMappedReceives bool
+	// Others are providers of further peers, each like a process of its own, that reach Passive as Active does.
+	Others []verbs.Provider
 
 	// Allocates is for a provider on a simulated network that allocates for packets, so that the
 	// provider cannot be held to allocating for none.
