@@ -244,6 +244,13 @@ func ExampleStats() {
 	// Output: 4000 bytes written, 4000 read, true
 }
 
+// Statistics print as a line.
+func ExampleStats_String() {
+	s := rdmanet.Stats{Provider: "softroce", Device: "softroce0", BytesRead: 4000, MessagesRead: 2, BytesWritten: 12, MessagesWritten: 1, Parks: 1, Wakeups: 1, ReadBuffer: 16384}
+	fmt.Println(s)
+	// Output: softroce softroce0: read 4000 B in 2 messages, wrote 12 B in 1; 0 credit stalls, 0 retransmits, 0 RNRs; 0 spins, 1 parks, 1 wakeups; buffers 16384 B and 0 B
+}
+
 // What this process has done, by device. metrics/prometheus makes metrics of it.
 func ExampleDeviceStats() {
 	for _, s := range rdmanet.AllStats() {

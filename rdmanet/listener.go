@@ -3,6 +3,7 @@ package rdmanet
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"os"
@@ -52,6 +53,12 @@ type ListenerStats struct {
 	Dropped  uint64 // beyond the backlog
 	Failed   uint64 // the peer died, spoke something else or did not answer, or something ran out
 	Waiting  uint64 // for Accept, now; of TCP's those that the kernel has handed over
+}
+
+// String is a line for logs and debuggers.
+func (s ListenerStats) String() string {
+	return fmt.Sprintf("accepted %d (%d by TCP), rejected %d, dropped %d, failed %d, waiting %d",
+		s.Accepted, s.TCP, s.Rejected, s.Dropped, s.Failed, s.Waiting)
 }
 
 func newListener(network string, lc ListenConfig, parts *cm.Listener, slots int, short chan error) *Listener {

@@ -1,11 +1,19 @@
 package rdmanet
 
+import "fmt"
+
 // PacketStats counts what a PacketConn did.
 type PacketStats struct {
 	BytesRead, BytesWritten       uint64 // payload
 	MessagesRead, MessagesWritten uint64 // datagrams
 	Dropped                       uint64 // arrived, and met no room; 0 where the device does not tell
 	Truncated                     uint64 // read into a buffer that was too small for them
+}
+
+// String is a line for logs and debuggers.
+func (s PacketStats) String() string {
+	return fmt.Sprintf("read %d B in %d, wrote %d B in %d; %d dropped, %d truncated",
+		s.BytesRead, s.MessagesRead, s.BytesWritten, s.MessagesWritten, s.Dropped, s.Truncated)
 }
 
 func (s *PacketStats) add(o *PacketStats) {

@@ -2,7 +2,9 @@ package rdmanet
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -24,6 +26,14 @@ type Stats struct {
 	Wakeups      uint64 // times one was woken
 
 	ReadBuffer, WriteBuffer int // bytes registered now
+}
+
+// String is a line for logs and debuggers.
+func (s Stats) String() string {
+	return fmt.Sprintf("%s: read %d B in %d messages, wrote %d B in %d; %d credit stalls, %d retransmits, %d RNRs; "+
+		"%d spins, %d parks, %d wakeups; buffers %d B and %d B", strings.TrimSpace(s.Provider+" "+s.Device),
+		s.BytesRead, s.MessagesRead, s.BytesWritten, s.MessagesWritten, s.CreditStalls, s.Retransmits, s.RNRs,
+		s.Spins, s.Parks, s.Wakeups, s.ReadBuffer, s.WriteBuffer)
 }
 
 func (s *Stats) add(o *Stats) {
@@ -52,6 +62,12 @@ type DeviceStats struct {
 	BadICRC           uint64 // packets dropped: changed on the way, or not RoCE
 	BadKey            uint64 // requests refused: memory that is not there or not the peer's to access
 	BadPacket         uint64 // packets dropped: malformed, or not what the peer may send
+}
+
+// String is a line for logs and debuggers.
+func (d DeviceStats) String() string {
+	return fmt.Sprintf("%s; %d connections; %d of %d dials failed, TCP served %d; packets dropped: %d by their ICRC, %d malformed; "+
+		"%d requests refused; datagrams: %s", d.Stats, d.Conns, d.DialErrors, d.Dials, d.Fallbacks, d.BadICRC, d.BadPacket, d.BadKey, d.Datagrams)
 }
 
 // totals gathers the DeviceStats of one device.
