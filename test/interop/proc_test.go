@@ -40,8 +40,8 @@ func (w *world) start(t *testing.T, netns string, env, args []string) *proc {
 	return &proc{Process: vmtest.Run(t, cmd), t: t}
 }
 
-// providerOf finds the provider in statistics, as JSON and as %+v print them.
-var providerOf = regexp.MustCompile(`\bProvider"?:"?(\w+)`)
+// providerOf finds the provider in statistics as JSON.
+var providerOf = regexp.MustCompile(`"Provider":"(\w+)"`)
 
 // Succeeds is the process's, and looks whether statistics that it printed are of the device that it was to use.
 func (p *proc) Succeeds() string {

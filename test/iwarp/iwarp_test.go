@@ -49,6 +49,21 @@ ip link set wiw up
 	return g
 }
 
+// waitListen waits until a connection can come. rdma_cm counts an identifier as listening before it asks the device to, whose socket this is.
+func waitListen(ctx context.Context, g *vm.Guest, port int) error {
+	if err := g.WaitListen(ctx, port); err != nil {
+		return err
+	}
+	_, err := g.Script(ctx, fmt.Sprintf(`
+n=0
+until cat /proc/net/tcp /proc/net/tcp6 | grep -q '^ *[0-9]*: [0-9A-F]*:%04X [0-9A-F]*:0000 0A '; do
+	[ $((n += 1)) -lt 100 ] || { echo 'nobody listens on TCP port %[1]d' >&2; cat /proc/net/tcp /proc/net/tcp6 >&2; exit 1; }
+	sleep 0.1
+done
+`, port))
+	return err
+}
+
 // TestRDMANet has package rdmanet's tests of connections.
 func TestRDMANet(t *testing.T) {
 	g := device(t)
@@ -107,7 +122,7 @@ func TestRstream(t *testing.T) {
 				var said bytes.Buffer
 				server.Stdout, server.Stderr = &said, &said
 				require.NoError(t, server.Start())
-				err := g.WaitListen(ctx, port)
+				err := waitListen(ctx, g, port)
 				var out []byte
 				if err == nil {
 					out, err = client.CombinedOutput()

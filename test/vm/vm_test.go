@@ -144,7 +144,10 @@ func TestBuild(t *testing.T) {
 	const pkg = "github.com/go-rdma/rdma/internal/ring"
 	path, err := g.BuildTest(t.Context(), pkg)
 	require.NoError(t, err)
-	out, err := g.Command(t.Context(), path, "-test.run=^Test(ConnDataOfC|DescriptorOfC|Immediates)$", "-test.v", "-test.short").CombinedOutput()
+	out, err := g.Command(t.Context(), "stat", "-f", "-c", "%T", path).Output()
+	require.NoError(t, err)
+	assert.Equal(t, "tmpfs\n", string(out), "it starts from memory")
+	out, err = g.Command(t.Context(), path, "-test.run=^Test(ConnDataOfC|DescriptorOfC|Immediates)$", "-test.v", "-test.short").CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	assert.Contains(t, string(out), "--- PASS: Test")
 	again, err := g.BuildTest(t.Context(), pkg)

@@ -71,7 +71,6 @@ func (h host) start(t *testing.T, path string, args ...string) *vmtest.Process {
 	return vmtest.Run(t, c)
 }
 
-// build compiles a program once for both guests, which see the same directory.
 func build(t *testing.T, g *vm.Guest, name string) string {
 	t.Helper()
 	path, err := g.Build(t.Context(), programs+"cmd/"+name)
@@ -79,7 +78,7 @@ func build(t *testing.T, g *vm.Guest, name string) string {
 	return path
 }
 
-var providerOf = regexp.MustCompile(`\bProvider"?:"?(\w+)`)
+var providerOf = regexp.MustCompile(`"Provider":"(\w+)"`)
 
 // succeeds waits for the end of a program that has printed statistics of this host's device.
 func (h host) succeeds(t *testing.T, p *vmtest.Process) string {

@@ -33,9 +33,12 @@ func (s station) start(t *testing.T, args ...string) *vmtest.Process {
 func stations(t *testing.T) []station {
 	t.Helper()
 	soft, core := theHosts(t)
-	path, err := core.g.Build(t.Context(), "github.com/go-rdma/rdma/cmd/mckey")
+	const mckey = "github.com/go-rdma/rdma/cmd/mckey"
+	onCore, err := core.g.Build(t.Context(), mckey)
 	require.NoError(t, err)
-	return []station{{core, "C", "mckey"}, {core, "rdmacore", path}, {soft, "softroce", path}}
+	onSoft, err := soft.g.Build(t.Context(), mckey)
+	require.NoError(t, err)
+	return []station{{core, "C", "mckey"}, {core, "rdmacore", onCore}, {soft, "softroce", onSoft}}
 }
 
 // stdout is what both programs print when all goes well.

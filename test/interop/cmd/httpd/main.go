@@ -14,6 +14,7 @@ package main
 import (
 	"crypto/sha256"
 	"crypto/tls"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -82,9 +83,10 @@ func run(args []string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	err = srv.Shutdown(ctx)
-	fmt.Printf("stats %+v\n", l.(*rdmanet.Listener).Stats())
+	fmt.Printf("stats of the listener: %v\n", l.(*rdmanet.Listener).Stats())
 	for _, s := range rdmanet.AllStats() {
-		fmt.Printf("stats %+v\n", s)
+		b, _ := json.Marshal(s) // numbers and names
+		fmt.Printf("stats %s\n", b)
 	}
 	return err
 }

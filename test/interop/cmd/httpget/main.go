@@ -11,6 +11,7 @@ import (
 	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -80,7 +81,8 @@ func run(args []string) error {
 	}
 	tr.CloseIdleConnections()
 	for _, s := range rdmanet.AllStats() {
-		fmt.Printf("stats %+v\n", s)
+		b, _ := json.Marshal(s) // numbers and names
+		fmt.Printf("stats %s\n", b)
 	}
 	return nil
 }

@@ -7,6 +7,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -72,7 +73,8 @@ func run(args []string) error {
 		all = errors.Join(all, <-errs)
 	}
 	for _, s := range rdmanet.AllStats() {
-		fmt.Printf("stats %+v\n", s)
+		b, _ := json.Marshal(s) // numbers and names
+		fmt.Printf("stats %s\n", b)
 	}
 	return all
 }
