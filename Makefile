@@ -7,7 +7,7 @@ TESTTIME = 10m
 DEMO     =
 BENCH    =
 VMTIME   = 20m
-VMJOBS   = $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 4 ? 1 : n / 2)))
+VMJOBS   = $(shell nproc 2>/dev/null || echo 2)
 RUN      =
 VULNDB   =
 SOAK     =
@@ -26,7 +26,7 @@ help:
 	@echo 'make bench-vm  rdmanet beside rsockets and raw verbs on Soft-RoCE in a guest; likewise'
 	@echo 'make bench-all  both, whole: HTTP and gRPC over a grid and 10,000 connections too; on a machine that does nothing else'
 	@echo 'make soak    processes that dial, write, break off, are stopped and killed, 2 minutes; SOAK="-time 10m -seed 7" passes flags'
-	@echo 'make fuzz    each fuzz target for FUZZTIME ($(FUZZTIME)); FUZZ=FuzzName picks by regexp'
+	@echo 'make fuzz    each fuzz target for FUZZTIME ($(FUZZTIME)); FUZZ=FuzzName picks by regexp; before a release FUZZTIME=10m'
 
 demo:
 	$(GO) run ./examples/http-over-rdma $(DEMO)
@@ -34,7 +34,7 @@ demo:
 test: format vet rules cross race nocgo 386 foreign fuzz test-vm
 	@echo '== make test: all passed'
 
-# A guest has two processors, so as many packages run at a time as there are pairs of them.
+# A guest has two processors, of which mostly one is busy, or none: as many packages run at a time as the host has processors.
 test-vm:
 	@echo '== tests in a guest with Soft-RoCE'
 	@cd test && { $(GO) run ./vm/cmd/vm -check || echo 'So these tests are skipped; with CI=true they fail.'; }
