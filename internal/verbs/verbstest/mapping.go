@@ -241,7 +241,9 @@ func testMappingReceiveAccess(s *suite, t *testing.T) {
 			near, mem := s.mapping(t, b, 4096, c.access)
 			b.recv(verbs.RecvWR{ID: 1, SGL: []verbs.SGE{{Addr: near.Addr() + c.off, Length: 8, LKey: near.LKey()}}})
 			a.send(verbs.SendWR{ID: 2, Op: verbs.OpSend, Flags: verbs.Signaled, Inline: []byte("8 bytes.")})
-			b.waitID(1, verbs.LocProtErr)
+			wc := b.wait(1)[0]
+			require.Equal(t, uint64(1), wc.ID)
+			require.Contains(t, s.LocalErrors, wc.Status)
 			a.waitID(2, verbs.RemOpErr)
 			require.Equal(t, make([]byte, 4096), mem)
 		})

@@ -43,7 +43,7 @@ type Config struct {
 	// NoOverrun is for a provider whose completion queues do not tell of an overrun.
 	NoOverrun bool
 
-	// LocalErrors are the outcomes of a send request whose local key or range is wrong. None:
+	// LocalErrors are the outcomes of a request, or of a receive, whose local key or range is wrong. None:
 	// LocProtErr, as the specification has it (IBTA 10.10.3). rdma_rxe says LocQPOpErr of some.
 	LocalErrors []verbs.Status
 
