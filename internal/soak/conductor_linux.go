@@ -202,8 +202,9 @@ func (c *conductor) ended(p *process, text string) {
 	kind, _, _ := strings.Cut(result, " ")
 	c.came[kind]++
 	t := c.talks[number(id)]
+	wrong := kind == "wrong" || kind == "short" && !(strings.Contains(p.device, "rdmacore") && t != nil && strings.Contains(t.excuse, "kill "))
 	// One whose end was not waited for may be forgotten.
-	if kind == "wrong" || t == nil && role == "dialed" {
+	if wrong || t == nil && role == "dialed" {
 		c.fault("%v, talk %s (%+v): %s: %s", p, id, t, role, strings.ReplaceAll(result, " | ", "\n"))
 		return
 	}

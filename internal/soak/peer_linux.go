@@ -133,7 +133,7 @@ func result(err error) string {
 		err  error
 		name string
 	}{
-		{errWrong, "wrong"}, {syscall.ECONNREFUSED, "refused"}, {syscall.EMFILE, "files"}, {syscall.ENOMEM, "memory"},
+		{errWrong, "wrong"}, {errShort, "short"}, {syscall.ECONNREFUSED, "refused"}, {syscall.EMFILE, "files"}, {syscall.ENOMEM, "memory"},
 		{syscall.ECONNRESET, "reset"}, {syscall.EPIPE, "pipe"}, {syscall.ETIMEDOUT, "timeout"}, {os.ErrDeadlineExceeded, "timeout"},
 		{context.DeadlineExceeded, "timeout"}, {syscall.EADDRNOTAVAIL, "address"}, {syscall.ENETUNREACH, "address"},
 		{syscall.EHOSTUNREACH, "address"}, {rdmanet.ErrNoDevice, "address"}, {io.ErrUnexpectedEOF, "reset"},

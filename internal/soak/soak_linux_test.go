@@ -45,6 +45,7 @@ func TestWrongFound(t *testing.T) {
 	c := &conductor{options: &options{}, talks: make(map[uint64]*held), did: map[string]int{}, came: map[string]int{}}
 	p := &process{device: "softroce", addr: "10.99.0.1:1", cmd: exec.Command("true")}
 	p.cmd.Process = &os.Process{Pid: 1}
+	onKernel := &process{device: "rdmacore", addr: "10.99.0.1:1", cmd: p.cmd}
 	for _, row := range []struct {
 		excuse, text string
 		fault        bool
@@ -52,12 +53,18 @@ func TestWrongFound(t *testing.T) {
 		{"", "7 dialed ok", false},
 		{"", "7 accepted reset read: connection reset by peer", true},
 		{"kill ", "7 accepted reset read: connection reset by peer", false},
-		{"kill ", "7 accepted wrong io.EOF behind 1 of 2 bytes", true},
+		{"kill ", "7 accepted wrong other bytes than were sent", true},
+		{"kill ", "7 accepted short io.EOF behind 1 of 2 bytes", true},
 		{"", "8 dialed ok", true}, // nobody's
 	} {
 		c.faults, c.talks[7] = nil, &held{talk: talk{id: 7}, from: p, to: p, excuse: row.excuse}
 		c.ended(p, row.text)
 		assert.Equal(t, row.fault, len(c.faults) > 0, row.text)
+	}
+	for excuse, fault := range map[string]bool{"": true, "limit ": true, "limit kill ": false} {
+		c.faults, c.talks[7] = nil, &held{talk: talk{id: 7}, from: onKernel, to: onKernel, excuse: excuse}
+		c.ended(onKernel, "7 accepted short io.EOF behind 1 of 2 bytes")
+		assert.Equal(t, fault, len(c.faults) > 0, "the kernel ends it after %q", excuse)
 	}
 }
 

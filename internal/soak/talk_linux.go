@@ -82,6 +82,10 @@ func (t *talk) source(up bool) *rand.ChaCha8 {
 // errWrong is what must not happen, whatever befalls the ends.
 var errWrong = errors.New("wrong")
 
+// errShort is an end before all has come, as if it were orderly: what must not happen either, but where the kernel has the device. It ends
+// the connections of a process that was killed, as TCP's are ended, with nothing that tells an end from that of a program.
+var errShort = errors.New("short")
+
 // run holds one end of the talk. The connection is closed when it returns, whatever it returns.
 func (t *talk) run(c *rdmanet.Conn, dialed bool) error {
 	out, in := t.up, t.down
@@ -194,7 +198,7 @@ func (t *talk) read(c *rdmanet.Conn, dialed bool, n uint64) error {
 		case eof && t.end == abort:
 			return fmt.Errorf("%w: io.EOF behind %d of %d bytes of a connection that was reset", errWrong, got, n)
 		case eof && got < n:
-			return fmt.Errorf("%w: io.EOF behind %d of %d bytes", errWrong, got, n)
+			return fmt.Errorf("%w: io.EOF behind %d of %d bytes", errShort, got, n)
 		case eof:
 			return nil
 		case err != nil && t.end == abort && errors.Is(err, syscall.ECONNRESET):
