@@ -275,10 +275,15 @@ func (d *datagramClient) close() {
 // settled is how long no datagram may arrive until those that are missing are lost.
 const settled = 100 * time.Millisecond
 
-// arrived is how many the receiver has got, once it is as many as were sent, or no more come.
-func (d *datagramClient) arrived(sent uint64) (n uint64, err error) {
-	for last, since := uint64(0), time.Now(); ; time.Sleep(time.Millisecond) {
-		if err := d.ask("", &n); err != nil || n >= sent || n == last && time.Since(since) > settled {
+// arrived is how many the receiver has got, once it is as many as were sent, or no more come behind those that it had before. The first is
+// waited for longer: on a busy machine nobody may have sent it yet, or looked.
+func (d *datagramClient) arrived(before, sent uint64) (n uint64, err error) {
+	for last, since := before, time.Now(); ; time.Sleep(time.Millisecond) {
+		patience := settled
+		if last == before {
+			patience = sampleLimit
+		}
+		if err := d.ask("", &n); err != nil || n >= sent || n == last && time.Since(since) > patience {
 			return n, err
 		}
 		if n != last {
@@ -297,7 +302,7 @@ func (d *datagramClient) send(long time.Duration, f *datagramFigures) (arrived u
 		f.sent += datagramMost
 		took = time.Since(start)
 	}
-	now, err := d.arrived(f.sent)
+	now, err := d.arrived(f.arrived, f.sent)
 	return now - f.arrived, took, err
 }
 
