@@ -249,7 +249,7 @@ func (h *handler) HandleCompletions(wcs []verbs.WC) {
 		i++
 	}
 	if alive {
-		c.keep.Touch()
+		c.keep.TouchAt(c.poller.Now())
 	}
 	c.failed(failed, flushed)
 	c.bell.ring()

@@ -37,6 +37,7 @@ type Poller struct {
 	translate func(wcs []verbs.WC) // nil: completions are what they are
 
 	role    atomic.Uint32
+	at      int64       // when who has the role began to look, if it knows, else 0
 	armed   atomic.Bool // a Notify is to come
 	started atomic.Bool
 

@@ -220,6 +220,7 @@ func (p *Poller) spinInside(s *Side, start, limit int64) (met bool, took, lost i
 	var t, turn int64
 	for last, still, step := s.yields.begin(start), 0, firstStep; ; step = spinStep {
 		parked := p.parked.Load()
+		p.at = last
 		p.look(b, step)
 		t = now()
 		turn = t - last
@@ -243,6 +244,7 @@ func (p *Poller) spinInside(s *Side, start, limit int64) (met bool, took, lost i
 		}
 	}
 	s.yields.end = t
+	p.at = 0
 	if met {
 		p.lastMet.Store(t)
 	}
@@ -265,5 +267,13 @@ var epoch = time.Now()
 
 // Now is a monotonic time in nanoseconds.
 func Now() int64 { return now() }
+
+// Now is the time when the poller began to look, or nearly, for what it calls: where that is known it costs nothing.
+func (p *Poller) Now() int64 {
+	if p.at != 0 {
+		return p.at
+	}
+	return now()
+}
 
 func now() int64 { return int64(time.Since(epoch)) }
