@@ -49,9 +49,11 @@ func contests() []contest {
 		}},
 		{benchCase{"Write", maxSize, maxDepth}, "MiB/s", true, []perftest{
 			{"ib_write_bw, depth 32", []string{"ib_write_bw", "-t", "32", "-n", "1000"}, column(3, 1)},
+			{"ib_write_bw, depth 32, each completes", []string{"ib_write_bw", "-t", "32", "-Q", "1", "-n", "1000"}, column(3, 1)},
 		}},
 		{benchCase{"Read", maxSize, maxDepth}, "MiB/s", true, []perftest{
 			{"ib_read_bw, depth 32", []string{"ib_read_bw", "-t", "32", "-n", "1000"}, column(3, 1)},
+			{"ib_read_bw, depth 32, each completes", []string{"ib_read_bw", "-t", "32", "-Q", "1", "-n", "1000"}, column(3, 1)},
 		}},
 	}
 }
