@@ -5,6 +5,7 @@ package shm
 import (
 	"runtime"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
@@ -65,4 +66,37 @@ func TestMovePauses(t *testing.T) {
 	now += settled + 3*moveMost
 	move(now)
 	require.Equal(t, moveAgain, crowd.pause.Load())
+}
+
+// TestCompanionsPart: two ends that have the same processor of two, and take turns on it, do not follow each other to the other one for long.
+func TestCompanionsPart(t *testing.T) {
+	const turn, trials = int64(100 * time.Microsecond), 400
+	slow, longest := 0, int64(0)
+	for range trials {
+		var ends [2]meetings
+		var at [2]int // processors
+		now := int64(time.Hour)
+		start := now
+		// Who runs does a turn's work and yields: the other's yield is over then. Whoever goes leaves the processor at once, which ends the
+		// other's yield, too.
+		for i := 0; at[0] == at[1] && now-start < int64(5*time.Second); i = 1 - i {
+			now += turn
+			if !ends[i].goes(now, turn) {
+				continue
+			}
+			ends[i].went(now)
+			at[i] = 1 - at[i]
+			now += int64(5 * time.Microsecond)
+			if other := 1 - i; ends[other].goes(now, turn) {
+				ends[other].went(now)
+				at[other] = 1 - at[other]
+			}
+		}
+		longest = max(longest, now-start)
+		if now-start > int64(50*time.Millisecond) {
+			slow++
+		}
+	}
+	require.Less(t, longest, int64(5*time.Second))
+	require.Less(t, slow, trials/20)
 }
