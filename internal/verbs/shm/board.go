@@ -4,7 +4,6 @@ package shm
 
 import (
 	"sync/atomic"
-	"time"
 )
 
 // The board is segment 0 of each side: its completion queues and regions.
@@ -93,17 +92,3 @@ const (
 )
 
 func slotStride(sges int) int { return (slotList + sges*entrySize + 63) &^ 63 }
-
-// rnrTime is the time of a timer code (IBTA 9.7.5.2.8).
-func rnrTime(code uint8) time.Duration {
-	const unit = 10 * time.Microsecond
-	switch code &= 31; {
-	case code == 0:
-		return 65536 * unit
-	case code == 1:
-		return unit
-	case code%2 == 0:
-		return unit << (code / 2)
-	}
-	return 3 * unit << ((code - 3) / 2)
-}

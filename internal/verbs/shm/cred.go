@@ -13,9 +13,8 @@ import (
 	"github.com/go-rdma/rdma/internal/verbs"
 )
 
-// trusted tells whether a user's processes are peers without anybody's leave: they are of this user, or root's, which can do
-// whatever it likes. Each side looks for itself.
-func trusted(uid uint32) bool { return uid == 0 || int(uid) == os.Geteuid() }
+// trusted tells whether a user's processes are peers without anybody's leave. Each side looks for itself.
+func trusted(uid uint32) bool { return verbs.SameUser(uid) }
 
 // credOf is who is at the other end of a socket.
 func credOf(fd int) (verbs.Cred, error) {
@@ -33,6 +32,10 @@ type foreignError struct {
 }
 
 func (e *foreignError) Error() string {
+	if verbs.Nobody(uint32(e.uid)) {
+		return fmt.Sprintf("port %d is held by a process whose user has no number in this user namespace: have the namespace map him (uid_map, subuid(5)), or ask for shared memory with other users (by name here, by Admit there)",
+			e.port)
+	}
 	return fmt.Sprintf("port %d is held by a process of uid %d, and this is uid %d: shared memory with other users has to be asked for (by name here, by Admit there)",
 		e.port, e.uid, os.Geteuid())
 }

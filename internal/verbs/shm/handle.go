@@ -58,9 +58,9 @@ func (l *link) handle(data []byte, fd int) error {
 			q.resume()
 		}
 	case msgShared, msgNone:
-		l.gotShared(h.ID, h.Kind == msgNone)
+		l.gotShared(h)
 	case msgWant:
-		l.gotWant(h.ID)
+		l.gotWant(h)
 	case msgBye:
 		if c := l.connection(h.ID); c != nil && h.Flag == 0 {
 			c.gotBye()

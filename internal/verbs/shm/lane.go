@@ -135,9 +135,9 @@ func (l *lane) returned(w *recvWR) {
 }
 
 // gotWant is told that the process of a lane has no receives. No lock is held.
-func (l *link) gotWant(id uint32) {
-	if lane := l.dev.lane(id); lane == nil || !lane.want() {
-		l.tell(header{Kind: msgNone, ID: id})
+func (l *link) gotWant(h header) {
+	if lane := l.dev.lane(h.ID); lane == nil || !lane.want() {
+		l.tell(header{Kind: msgNone, Extra: h.Extra, ID: h.ID})
 	}
 }
 

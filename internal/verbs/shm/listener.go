@@ -20,7 +20,7 @@ import (
 type listener struct {
 	p     *Provider
 	key   portKey
-	bound netip.Addr // without zone; the zero value: both families
+	bound netip.Addr // the zero value: both families
 	addr  netip.AddrPort
 	queue *verbs.RequestQueue // nil: no listener, but an active side that has bound the port
 	short func(error)
@@ -101,7 +101,7 @@ func conflict(a, b netip.Addr) bool {
 	case a.Is4() != b.Is4():
 		return false
 	}
-	return a == b || a.IsUnspecified() || b.IsUnspecified()
+	return sameAddr(a, b) || a.IsUnspecified() || b.IsUnspecified()
 }
 
 // bind gives a port to a user; claim gets its name among the processes.
@@ -163,18 +163,22 @@ func (t *portTable) listener(k portKey, ip netip.Addr) *listener {
 	if h == nil {
 		return nil
 	}
-	ip = ip.WithZone("")
 	for _, l := range h.users {
-		if l.queue != nil && (!l.bound.IsValid() || l.bound == ip || l.bound.IsUnspecified() && l.bound.Is4() == ip.Is4()) {
+		if l.queue != nil && (!l.bound.IsValid() || sameAddr(l.bound, ip) || l.bound.IsUnspecified() && l.bound.Is4() == ip.Is4()) {
 			return l
 		}
 	}
 	return nil
 }
 
+// outOf tells whether an error is that descriptors or memory ran out.
+func outOf(err error) bool {
+	return slices.ContainsFunc([]error{syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM, syscall.ENOBUFS}, func(e error) bool { return errors.Is(err, e) })
+}
+
 // short tells listeners that descriptors or memory ran out, if that is what err says.
 func (t *portTable) short(k portKey, err error) {
-	if !slices.ContainsFunc([]error{syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM, syscall.ENOBUFS}, func(e error) bool { return errors.Is(err, e) }) {
+	if !outOf(err) {
 		return
 	}
 	t.mu.Lock()

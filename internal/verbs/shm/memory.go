@@ -9,7 +9,6 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -19,16 +18,16 @@ import (
 
 // pd is a protection domain. Its number is what the peer compares.
 type pd struct {
-	dev   *device
-	num   uint32
+	dev *device
+	num uint32
+	verbs.Domain
 	views atomic.Pointer[[]*view] // replaced under mu
+	made  leak.Mark
 
+	// mu comes after the locks of the domain and of arenas.
 	mu      sync.Mutex
-	closed  bool
 	arenas  []*arena
 	regions map[*mr]struct{} // of an open device: what a peer that is to come will see
-	users   int              // regions, queue pairs, shared receive queues
-	made    leak.Mark
 }
 
 var errClosedPD = fmt.Errorf("shm: protection domain: %w", net.ErrClosed)
@@ -38,7 +37,7 @@ func (d *device) AllocPD() (verbs.PD, error) {
 	if !d.tryRetain() {
 		return nil, errClosedPD
 	}
-	p := &pd{dev: d, num: d.p.domains.Add(1)}
+	p := &pd{dev: d, num: d.p.domains.Add(1), Domain: verbs.Domain{Provider: "shm"}}
 	var views []*view
 	if d.open {
 		p.regions = make(map[*mr]struct{})
@@ -50,22 +49,6 @@ func (d *device) AllocPD() (verbs.PD, error) {
 	return p, nil
 }
 
-func (p *pd) use() error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.closed {
-		return errClosedPD
-	}
-	p.users++
-	return nil
-}
-
-func (p *pd) unuse() {
-	p.mu.Lock()
-	p.users--
-	p.mu.Unlock()
-}
-
 // CreateAH implements [verbs.PD].
 func (p *pd) CreateAH(*verbs.AHAttr) (verbs.AH, error) {
 	return nil, unsupported("datagrams")
@@ -75,104 +58,65 @@ func unsupported(what string) error { return fmt.Errorf("shm: %s: %w", what, err
 
 // Close implements [verbs.PD].
 func (p *pd) Close() error {
-	p.mu.Lock()
-	if p.closed {
-		p.mu.Unlock()
+	return p.Domain.Close(func() error {
+		if p.dev.open {
+			p.mu.Lock()
+			p.sweep()
+			p.mu.Unlock()
+		}
+		p.made.Gone()
+		p.dev.release()
 		return nil
-	}
-	if p.users > 0 || len(p.arenas) > 0 {
-		defer p.mu.Unlock()
-		return fmt.Errorf("shm: protection domain with %d arenas, %d regions and queues: %w", len(p.arenas), p.users, verbs.ErrBusy)
-	}
-	p.closed = true
-	p.made.Gone()
-	if p.dev.open {
-		p.sweep()
-	}
-	p.mu.Unlock()
-	p.dev.release()
-	return nil
+	})
 }
 
 // arena is a segment that the peer has mapped, or each peer that has a connection with the domain.
 type arena struct {
+	*verbs.CountedArena
 	pd      *pd
+	mem     []byte
 	segment uint32 // its number on the link
 	size    int
 	fd      int // of an open device's: to be given to peers; else -1
-
-	mu   sync.Mutex
-	mem  []byte // nil once closed
-	mrs  int
-	made leak.Mark
 }
 
 // NewArena implements [verbs.PD].
 func (p *pd) NewArena(size int) (verbs.Arena, error) {
-	if size <= 0 || size%pageSize != 0 {
-		return nil, fmt.Errorf("shm: arena of %d bytes: not a multiple of the page size %d: %w", size, pageSize, syscall.EINVAL)
+	a := &arena{pd: p, size: size, fd: -1}
+	counted, err := p.Domain.NewArena(size, a.mmap, a.munmap)
+	if err != nil {
+		return nil, err
 	}
 	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.closed {
-		return nil, errClosedPD
-	}
-	a := &arena{pd: p, size: size, fd: -1}
-	var err error
-	if p.dev.open {
-		if a.mem, a.fd, err = newSegment(size); err == nil {
-			if err = p.show(a); err != nil {
-				dropSegment(a.mem)
-				_ = unix.Close(a.fd)
-			}
-		}
-	} else {
-		a.mem, a.segment, err = p.dev.export(size)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("shm: arena of %d bytes: %w", size, err)
-	}
-	p.arenas = append(p.arenas, a)
-	a.made.Made("arena")
+	a.CountedArena = counted
+	p.mu.Unlock()
 	return a, nil
 }
 
-func (a *arena) Bytes() []byte {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.mem
+// mmap makes the arena's segment, and gives it to the peers.
+func (a *arena) mmap(size int) (mem []byte, err error) {
+	p := a.pd
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.dev.open {
+		if mem, a.fd, err = newSegment(size); err != nil {
+			return nil, err
+		}
+		if err = p.show(a); err != nil {
+			dropSegment(mem)
+			_ = unix.Close(a.fd)
+			return nil, err
+		}
+	} else if mem, a.segment, err = p.dev.export(size); err != nil {
+		return nil, err
+	}
+	a.mem = mem
+	p.arenas = append(p.arenas, a)
+	return mem, nil
 }
 
-// use counts a region if mem lies in the arena.
-func (a *arena) use(mem []byte) bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.mem == nil || !within(mem, a.mem) {
-		return false
-	}
-	a.mrs++
-	return true
-}
-
-func (a *arena) unuse() {
-	a.mu.Lock()
-	a.mrs--
-	a.mu.Unlock()
-}
-
-// Close implements [verbs.Arena].
-func (a *arena) Close() error {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.mem == nil {
-		return nil
-	}
-	if a.mrs > 0 {
-		return fmt.Errorf("shm: arena with %d regions: %w", a.mrs, verbs.ErrBusy)
-	}
-	mem := a.mem
-	a.mem = nil
-	a.made.Gone()
+// munmap takes it back. No region is in it.
+func (a *arena) munmap(mem []byte) error {
 	p := a.pd
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -184,4 +128,15 @@ func (a *arena) Close() error {
 	p.hide(a)
 	dropSegment(mem)
 	return unix.Close(a.fd)
+}
+
+// arenaOf counts a region in the arena in which mem lies, and returns the arena, or nil when mem lies in none.
+func (p *pd) arenaOf(mem []byte) *arena {
+	counted := p.ArenaOf(mem)
+	if counted == nil {
+		return nil
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.arenas[slices.IndexFunc(p.arenas, func(a *arena) bool { return a.CountedArena == counted })]
 }

@@ -59,6 +59,11 @@ func FuzzLink(f *testing.F) {
 	shared := *r
 	shared.QP.Shared, shared.QP.SharedID = place{Segment: 1, Offset: 65536, Slots: 8, Stride: 64, MaxSGE: 1}, 4
 	f.Add(seq(board, ring, message3(msgConnect, 2, &shared, []byte{}), message3(msgConnect, 3, &shared, nil), head(msgShared, 4), head(msgBye, 2)))
+	for id := range uint32(3) {
+		f.Add(seq(board, ring, connect, head(msgWant, id), connect, head(msgWant, id), head(msgNone, id)))
+	}
+	deliver := question{Seq: 1, Segment: 1, Offset: 4096, Length: 8, Op: uint8(verbs.OpSend), Addr: 1, Compare: 3}
+	f.Add(seq(board, ring, connect, deliver.put(head(msgAsk, 1))))
 	ask := question{Seq: 1, Segment: 1, Offset: 4096, Length: 100, Op: uint8(verbs.OpWrite), Key: 1 << 17}
 	f.Add(seq(board, ring, connect, ask.put(head(msgAsk, 1))))
 	f.Add(seq(board, ring, connect, order.AppendUint64(order.AppendUint64(head(msgAnswer, 1), 1), 7)))
@@ -98,7 +103,7 @@ func FuzzLink(f *testing.F) {
 			// Of those who wait, some are served.
 			if requests := l.Stats().Requests; requests%2 == 1 && requests > served {
 				served++
-				serveOne(t, l)
+				serveOne(t, l, requests%4 == 1)
 			}
 		}
 		k.broken(errMessage)
@@ -128,15 +133,39 @@ func segmentFd(t *testing.T, memory map[uint64]int, size uint64) int {
 }
 
 // serveOne takes a request that waits.
-func serveOne(t *testing.T, l verbs.Listener) {
+func serveOne(t *testing.T, l verbs.Listener, shared bool) {
 	id, err := l.GetRequest(t.Context())
 	require.NoError(t, err)
+	if shared {
+		serveShared(t, id)
+		return
+	}
 	s, err := newSide(id)
 	require.NoError(t, err)
 	_ = id.Accept(&sideParam)
 	_, _ = s.qp.PostSend([]verbs.SendWR{{Op: verbs.OpSend}, {Op: verbs.OpWrite, Inline: []byte{1}, RKey: 1 << 16}})
 	_, err = s.close()
 	require.NoError(t, err)
+}
+
+// serveShared is serveOne with a shared receive queue.
+func serveShared(t *testing.T, id verbs.CMID) {
+	pd, err := id.Device().AllocPD()
+	require.NoError(t, err)
+	cq, err := id.Device().CreateCQ(&verbs.CQAttr{Depth: 16})
+	require.NoError(t, err)
+	srq, err := pd.CreateSRQ(&verbs.SRQAttr{MaxWR: 4})
+	require.NoError(t, err)
+	_, err = srq.PostRecv(make([]verbs.RecvWR, 2))
+	require.NoError(t, err)
+	qp, err := id.CreateQP(pd, &verbs.QPInitAttr{Type: verbs.RC, SendCQ: cq, RecvCQ: cq, SRQ: srq})
+	require.NoError(t, err)
+	_ = id.Accept(&sideParam)
+	_, err = cq.Poll(make([]verbs.WC, 4))
+	require.NoError(t, err)
+	for _, c := range []interface{ Close() error }{qp, id, srq, cq, pd} {
+		require.NoError(t, c.Close())
+	}
 }
 
 // TestWaitingAtTheEnd: what was not sent when a link ends leaves no descriptor behind, whoever comes to it first.

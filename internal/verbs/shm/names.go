@@ -99,16 +99,48 @@ func dialName(k portKey) (fd int, cred verbs.Cred, err error) {
 	return fd, cred, nil
 }
 
-// Those who have come to a name and not introduced themselves: of this user or root, who wait for their turn, and of others, who
-// are turned away beyond it.
+// Those who have come to a name and not introduced themselves: of this user or root, who wait for their turn, and of others, of each and in all,
+// who are turned away beyond it.
 const (
 	maxHandshakes        = 64
 	maxForeignHandshakes = 16
+	maxStrangers         = 128
 )
+
+// strangers counts those of others, by user.
+type strangers struct {
+	mu  sync.Mutex
+	n   map[uint32]int
+	all int
+}
+
+func (s *strangers) enter(uid uint32) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.n[uid] >= maxForeignHandshakes || s.all >= maxStrangers {
+		return false
+	}
+	if s.n == nil {
+		s.n = make(map[uint32]int)
+	}
+	s.n[uid]++
+	s.all++
+	return true
+}
+
+func (s *strangers) leave(uid uint32) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.all--
+	if s.n[uid]--; s.n[uid] == 0 {
+		delete(s.n, uid)
+	}
+}
 
 // acceptAll takes those who come to a name, until it is given up.
 func (p *Provider) acceptAll(rc syscall.RawConn, k portKey, given <-chan struct{}) {
-	slots, foreign := make(chan struct{}, maxHandshakes), make(chan struct{}, maxForeignHandshakes)
+	slots := make(chan struct{}, maxHandshakes)
+	var foreign strangers
 	for {
 		select {
 		case slots <- struct{}{}:
@@ -136,19 +168,19 @@ func (p *Provider) acceptAll(rc syscall.RawConn, k portKey, given <-chan struct{
 			time.Sleep(50 * time.Millisecond) // no descriptors, or no memory: those who wait are not lost
 			continue
 		}
-		turn := slots
-		if cred, err := credOf(c); err != nil || !trusted(uint32(cred.UID)) {
+		cred, err := credOf(c)
+		uid := uint32(cred.UID)
+		leave := func() { <-slots }
+		if err != nil || !trusted(uid) {
 			<-slots
-			select {
-			case foreign <- struct{}{}:
-				turn = foreign
-			default:
+			if err != nil || !foreign.enter(uid) {
 				_ = unix.Close(c)
 				continue
 			}
+			leave = func() { foreign.leave(uid) }
 		}
 		go func() {
-			defer func() { <-turn }()
+			defer leave()
 			p.welcome(c, k)
 		}()
 	}

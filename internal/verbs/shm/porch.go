@@ -4,8 +4,10 @@ package shm
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -77,13 +79,17 @@ func (l *link) openPorch() {
 }
 
 // gotPorch takes what the peer gives to knock with. It is opened anew: whether one waits for room in the pipe is a matter of how it was
-// opened, and not the peer's to say.
+// opened, and not the peer's to say. It has to be of pipe(2): one with a name is of a file system, which may be the peer's own (FUSE) and
+// let whoever asks for it wait. Its link in /proc says so without asking it.
 func (l *link) gotPorch(fd int) error {
 	l.knocker.mu.Lock()
 	defer l.knocker.mu.Unlock()
-	var st unix.Stat_t
-	if l.knocker.fd >= 0 || fd < 0 || unix.Fstat(fd, &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFIFO {
+	if l.knocker.fd >= 0 || fd < 0 {
 		return errMessage
+	}
+	what, err := os.Readlink("/proc/self/fd/" + strconv.Itoa(fd))
+	if err != nil || !strings.HasPrefix(what, "pipe:[") {
+		return fmt.Errorf("%q is no pipe: %w", what, errMessage)
 	}
 	own, err := unix.Open("/proc/self/fd/"+strconv.Itoa(fd), unix.O_WRONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err == nil { // else bells are rung
@@ -144,8 +150,8 @@ func (p *porch) hear(fd uintptr) bool {
 	}
 }
 
-// drop takes all knocks out of the pipe. Nobody waits for one that is still to come: the word says it all, and the knock will only
-// wake somebody for nothing. It is false if the peer is gone.
+// drop takes the knocks out of the pipe that are there. One that is on its way is not waited for: the word says what it would, and it will
+// only wake somebody for nothing. It is false if the peer is gone.
 func (p *porch) drop(fd int) bool {
 	for {
 		n, err := unix.Read(fd, p.buf[:])

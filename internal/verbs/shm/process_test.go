@@ -311,3 +311,12 @@ func TestStopped(t *testing.T) {
 	}
 	requireNothingHeld(t, fds)
 }
+
+// runAlone runs the test that calls it in a process of its own, in whose environment name is set.
+func runAlone(t *testing.T, name string) {
+	cmd := exec.Command("/proc/self/exe", "-test.run=^"+t.Name()+"$", "-test.v")
+	cmd.Env = append(os.Environ(), name+"=1")
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	require.Contains(t, string(out), "--- PASS: "+t.Name())
+}

@@ -8,11 +8,12 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"net"
 	"net/netip"
 	"sync"
 	"sync/atomic"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/go-rdma/rdma/internal/verbs"
 )
@@ -88,25 +89,6 @@ func (p *Provider) Open(name string) (verbs.Device, error) {
 	}
 	d.open, d.table = true, &p.regions
 	return d, nil
-}
-
-// own tells whether an address is of this host, in this network namespace.
-func own(addr netip.Addr) bool {
-	if addr.IsLoopback() {
-		return true
-	}
-	addrs, err := net.InterfaceAddrs()
-	if err != nil {
-		return false
-	}
-	for _, a := range addrs {
-		if n, ok := a.(*net.IPNet); ok {
-			if ip, ok := netip.AddrFromSlice(n.IP); ok && ip.Unmap() == addr.WithZone("") {
-				return true
-			}
-		}
-	}
-	return false
 }
 
 var localhost = netip.AddrFrom4([4]byte{127, 0, 0, 1})
@@ -185,7 +167,7 @@ func (p *Provider) resolve(ctx context.Context, attr *verbs.CMIDAttr) (*cmid, er
 // to other processes.
 func (p *Provider) source(ps verbs.PortSpace, at netip.AddrPort) (port uint16, free func(), err error) {
 	if port = at.Port(); port != 0 {
-		l := &listener{p: p, bound: at.Addr().WithZone("")}
+		l := &listener{p: p, bound: at.Addr()}
 		if err := p.ports.bind(l, ps, port, p.claim); err != nil {
 			return 0, nil, err
 		}
@@ -210,6 +192,19 @@ func (p *Provider) source(ps verbs.PortSpace, at netip.AddrPort) (port uint16, f
 	}
 }
 
+// canShare tells whether a listener can have what each of its connections needs: else it would take them and fail.
+func canShare() error {
+	mem, fd, err := newSegment(pageSize)
+	switch {
+	case err == nil:
+		dropSegment(mem)
+		return unix.Close(fd)
+	case outOf(err):
+		return err
+	}
+	return fmt.Errorf("%w: this process can make no memory to share (look at its seccomp filter, and RLIMIT_FSIZE): %w", verbs.ErrNoDevice, err)
+}
+
 // Listen implements [verbs.Provider].
 func (p *Provider) Listen(ctx context.Context, attr *verbs.ListenAttr) (verbs.Listener, error) {
 	l, err := p.listen(ctx, attr)
@@ -230,7 +225,7 @@ func (p *Provider) listen(ctx context.Context, attr *verbs.ListenAttr) (*listene
 	if addr.Is4In6() && !addr.Unmap().IsUnspecified() {
 		addr = addr.Unmap()
 	}
-	bound := addr.WithZone("")
+	bound := addr
 	switch {
 	case !addr.IsValid():
 		addr = netip.IPv6Unspecified()
@@ -240,6 +235,9 @@ func (p *Provider) listen(ctx context.Context, attr *verbs.ListenAttr) (*listene
 		}
 	case !own(addr):
 		return nil, syscall.EADDRNOTAVAIL
+	}
+	if err := canShare(); err != nil {
+		return nil, err
 	}
 	l := &listener{p: p, bound: bound, queue: verbs.NewRequestQueue(attr.Backlog), short: attr.Short, anyUser: attr.AnyUser}
 	if err := p.ports.bind(l, attr.PortSpace, attr.Local.Port(), p.claim); err != nil {

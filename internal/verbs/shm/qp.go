@@ -29,9 +29,11 @@ const (
 
 	// defaultInline is given to all who ask for less: it costs nothing until it is used.
 	defaultInline = maxInline
+)
 
-	// defaultRNRTimer is the code of 0.64 ms, as softroce has it.
-	defaultRNRTimer = 12
+var (
+	defaultCaps = verbs.QPCap{MaxSendWR: defaultWR, MaxRecvWR: defaultWR, MaxSendSGE: defaultSGE, MaxRecvSGE: defaultSGE, MaxInline: defaultInline}
+	mostCaps    = verbs.QPCap{MaxSendWR: maxWR, MaxRecvWR: maxWR, MaxSendSGE: maxSGE, MaxRecvSGE: maxSGE, MaxInline: maxInline}
 )
 
 // stall is why the oldest send request waits.
@@ -138,30 +140,13 @@ func (d *device) newQP(p *pd, attr *verbs.QPInitAttr) (*qp, error) {
 	}
 	q := &qp{dev: d, pd: p, sendCQ: scq, recvCQ: rcq, srq: shared, rnrTimer: attr.MinRNRTimer & 31, gone: make(chan struct{})}
 	if q.rnrTimer == 0 {
-		q.rnrTimer = defaultRNRTimer
+		q.rnrTimer = verbs.DefaultRNRTimer
 	}
-	for _, l := range []struct {
-		name          string
-		got           *int
-		want, def, hi int
-	}{
-		{"send requests", &q.caps.MaxSendWR, attr.MaxSendWR, defaultWR, maxWR},
-		{"receive requests", &q.caps.MaxRecvWR, attr.MaxRecvWR, defaultWR, maxWR},
-		{"send SGEs", &q.caps.MaxSendSGE, attr.MaxSendSGE, defaultSGE, maxSGE},
-		{"receive SGEs", &q.caps.MaxRecvSGE, attr.MaxRecvSGE, defaultSGE, maxSGE},
-		{"inline bytes", &q.caps.MaxInline, attr.MaxInline, defaultInline, maxInline},
-	} {
-		if l.want < 0 || l.want > l.hi {
-			return nil, fmt.Errorf("shm: queue pair: %d %s, the limit is %d: %w", l.want, l.name, l.hi, syscall.EINVAL)
-		}
-		if *l.got = l.want; l.want == 0 {
-			*l.got = l.def
-		}
+	var err error
+	if q.caps, err = attr.Caps("shm", &defaultCaps, &mostCaps); err != nil {
+		return nil, err
 	}
 	q.caps.MaxInline = max(q.caps.MaxInline, defaultInline)
-	if shared != nil {
-		q.caps.MaxRecvWR, q.caps.MaxRecvSGE = 0, 0
-	}
 	if err := q.acquire(); err != nil {
 		return nil, err
 	}
@@ -181,10 +166,10 @@ func (q *qp) acquire() error {
 		}
 		return err
 	}
-	if err := q.pd.use(); err != nil {
+	if err := q.pd.Use(); err != nil {
 		return fail(err)
 	}
-	undo = append(undo, q.pd.unuse)
+	undo = append(undo, q.pd.Unuse)
 	if err := q.pd.attach(q.dev); err != nil {
 		return fail(err)
 	}
@@ -462,7 +447,7 @@ func (q *qp) Close() error {
 		q.srq.unuse(q.lane)
 	}
 	q.pd.detach(q.dev)
-	q.pd.unuse()
+	q.pd.Unuse()
 	q.made.Gone()
 	close(q.gone)
 	q.dev.release()

@@ -3,7 +3,6 @@
 package shm
 
 import (
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"runtime"
@@ -94,6 +93,12 @@ func (m *mr) offset(addr, n uint64) (off uint64, ok bool) {
 	return off, off <= m.size && n <= m.size-off
 }
 
+// Range implements [verbs.Ranger].
+func (m *mr) Range(addr, n uint64, access verbs.Access) (off uint64, ok bool) {
+	off, ok = m.offset(addr, n)
+	return off, ok && m.access&access == access
+}
+
 const remoteAccess = verbs.RemoteWrite | verbs.RemoteRead | verbs.RemoteAtomic | verbs.RemoteInvalidate
 
 // RegMR implements [verbs.PD].
@@ -111,19 +116,11 @@ func (p *pd) register(mem []byte, access verbs.Access, persist func(mem []byte) 
 		// ibv_reg_mr(3): remote writes need local ones.
 		return nil, fmt.Errorf("shm: remote write or atomic access without local write: %w", syscall.EINVAL)
 	}
-	if err := p.use(); err != nil {
+	if err := p.Use(); err != nil {
 		return nil, err
 	}
 	m := &mr{pd: p, mem: mem[:len(mem):len(mem)], size: uint64(len(mem)), access: access, drained: make(chan struct{}, 1)}
-	p.mu.Lock()
-	arenas := slices.Clone(p.arenas) // an arena's lock comes before the domain's
-	p.mu.Unlock()
-	for _, a := range arenas {
-		if a.use(mem) {
-			m.arena = a
-			break
-		}
-	}
+	m.arena = p.arenaOf(mem)
 	if err := m.persistBy(persist); err != nil {
 		m.unuse()
 		return nil, err
@@ -202,9 +199,9 @@ func (m *mr) busy() bool {
 // unuse takes the region back from what counts it.
 func (m *mr) unuse() {
 	if m.arena != nil {
-		m.arena.unuse()
+		m.arena.Unuse()
 	}
-	m.pd.unuse()
+	m.pd.Unuse()
 }
 
 // regionTable finds regions by key. A key is the number of the entry on the board, and random bits above it. The numbers of
@@ -282,24 +279,8 @@ type piece struct {
 	n   uint32
 }
 
-var errProtection = errors.New("shm: key, range or rights are wrong")
-
 // check finds the regions of a scatter/gather list and appends the entries to dst.
 func (p *pd) check(dst []piece, sgl []verbs.SGE, access verbs.Access) ([]piece, error) {
-	for i := range sgl {
-		s := &sgl[i]
-		if s.Length == 0 {
-			continue
-		}
-		m := p.find(s.LKey)
-		if m == nil || m.access&access != access {
-			return dst, errProtection
-		}
-		off, ok := m.offset(s.Addr, uint64(s.Length))
-		if !ok {
-			return dst, errProtection
-		}
-		dst = append(dst, piece{m, off, s.Length})
-	}
-	return dst, nil
+	err := verbs.Gather(sgl, access, p.find, func(m *mr, off uint64, n uint32) { dst = append(dst, piece{m, off, n}) })
+	return dst, err
 }

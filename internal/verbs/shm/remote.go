@@ -47,6 +47,7 @@ type remoteRing struct {
 	mu       sync.Mutex
 	waiters  []*qp
 	asked    bool   // the owner was, whether it has a receive
+	wants    uint16 // how often
 	none     bool   // it has said no; it tells when there is one
 	reserved *qp    // whose message the owner is copying into the oldest receive
 	question uint64 // by which

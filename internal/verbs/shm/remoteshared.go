@@ -42,7 +42,8 @@ func (r *remoteRing) sharedSlot(q *qp) ([]byte, stall) {
 	}
 	if !r.asked {
 		r.asked = true
-		r.l.tell(header{Kind: msgWant, ID: r.id})
+		r.wants++
+		r.l.tell(header{Kind: msgWant, Extra: r.wants, ID: r.id})
 	}
 	return nil, r.await(q, stallShare)
 }
@@ -96,13 +97,6 @@ func (r *remoteRing) answered(q *qp, question uint64) {
 	r.unuse()
 }
 
-// use counts a question, during which the ring stays.
-func (r *remoteRing) use() {
-	r.l.mu.Lock()
-	r.refs++
-	r.l.mu.Unlock()
-}
-
 // unuse is the end of a queue pair, or of a question.
 func (r *remoteRing) unuse() {
 	r.l.mu.Lock()
@@ -122,16 +116,22 @@ func (l *link) sharedRing(id uint32) *remoteRing {
 	return l.shared[id]
 }
 
-// gotShared is told that a shared receive queue has receives, or none.
-func (l *link) gotShared(id uint32, none bool) {
-	r := l.sharedRing(id)
+// gotShared is told that a shared receive queue has receives, or none. That is no answer any more where receives came in between.
+func (l *link) gotShared(h header) {
+	r := l.sharedRing(h.ID)
 	if r == nil {
 		return
 	}
+	none := h.Kind == msgNone
 	r.mu.Lock()
-	r.asked, r.none = false, none
+	stale := none && (!r.asked || h.Extra != r.wants)
+	if !stale {
+		r.asked, r.none = false, none
+	}
 	r.mu.Unlock()
-	l.resumeShared(id)
+	if !stale {
+		l.resumeShared(h.ID)
+	}
 }
 
 // resumeShared lets those go on that wait for a shared receive queue.

@@ -41,18 +41,11 @@ var errClosedSRQ = fmt.Errorf("shm: shared receive queue: %w", net.ErrClosed)
 
 // CreateSRQ implements [verbs.PD].
 func (p *pd) CreateSRQ(attr *verbs.SRQAttr) (verbs.SRQ, error) {
-	wr, sges := attr.MaxWR, attr.MaxSGE
-	if wr == 0 {
-		wr = defaultWR
+	wr, sges, err := attr.Limits("shm", defaultWR, defaultSGE, maxSRQWR, maxSGE)
+	if err != nil {
+		return nil, err
 	}
-	if sges == 0 {
-		sges = defaultSGE
-	}
-	if wr < 0 || wr > maxSRQWR || sges < 0 || sges > maxSGE {
-		return nil, fmt.Errorf("shm: shared receive queue of %d requests with %d entries, the limits are %d and %d: %w",
-			wr, sges, maxSRQWR, maxSGE, syscall.EINVAL)
-	}
-	if err := p.use(); err != nil {
+	if err := p.Use(); err != nil {
 		return nil, err
 	}
 	s := &srq{
@@ -204,6 +197,6 @@ func (s *srq) Close() error {
 	s.closed = true
 	s.made.Gone()
 	s.mu.Unlock()
-	s.pd.unuse()
+	s.pd.Unuse()
 	return nil
 }

@@ -427,3 +427,41 @@ func hold(l *link, r *remoteRing, stop <-chan struct{}) {
 		}
 	}
 }
+
+// TestStaleNone: that there is no receive is no news where one has come since the question.
+func TestStaleNone(t *testing.T) {
+	one, other := New(), New()
+	x, y := connected(t, one, other)
+	q := x.qp.(*qp)
+	l := q.dev.link
+	r := &remoteRing{l: l, id: 77, refs: 1, asked: true, wants: 3}
+	l.mu.Lock()
+	l.shared[77] = r
+	l.mu.Unlock()
+	none := func(n uint16) bool {
+		l.gotShared(header{Kind: msgNone, Extra: n, ID: 77})
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return r.none
+	}
+	require.False(t, none(2), "to a question before")
+	r.mu.Lock()
+	r.endTurn()
+	r.mu.Unlock()
+	require.False(t, none(3), "one was taken")
+	r.mu.Lock()
+	r.asked, r.wants = true, 4
+	r.mu.Unlock()
+	require.True(t, none(4))
+	l.gotShared(header{Kind: msgShared, ID: 77})
+	r.mu.Lock()
+	require.False(t, r.none)
+	r.mu.Unlock()
+	l.mu.Lock()
+	delete(l.shared, 77)
+	l.mu.Unlock()
+	for _, s := range []*side{x, y} {
+		_, err := s.close()
+		require.NoError(t, err)
+	}
+}

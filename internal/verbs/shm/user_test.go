@@ -59,6 +59,12 @@ func TestUser(t *testing.T) {
 		case "hoard": // has the one who listens map segments, until it will not
 			n, err := hoard(ctx, at)
 			fmt.Println(n, err)
+		case "silent": // more than one user may have
+			for range 2 * maxForeignHandshakes {
+				_, _, err := dialName(portKey{verbs.PSTCP, at.Port()})
+				require.NoError(t, err)
+			}
+			fmt.Println(at)
 		case "inflight":
 			fmt.Println(inflight(t))
 		case "dial":
@@ -273,6 +279,29 @@ func TestUsers(t *testing.T) {
 			require.Contains(t, got, "resolve device=true")
 			require.Less(t, time.Since(begin), 5*time.Second)
 		}
+	})
+
+	// Those who say nothing keep their own user out, and no other.
+	t.Run("Silent", func(t *testing.T) {
+		l, err := p.Listen(ctx, &verbs.ListenAttr{PortSpace: verbs.PSTCP, Local: any0, AnyUser: true})
+		require.NoError(t, err)
+		defer l.Close()
+		a.do("silent", true, l.Addr())
+		done := make(chan *side)
+		go func() {
+			s, err := acceptFrom(ctx, l)
+			if err != nil {
+				s = nil
+			}
+			done <- s
+		}()
+		begin := time.Now()
+		require.Equal(t, "connected to uid 0", b.do("dial", false, l.Addr()))
+		require.Less(t, time.Since(begin), 5*time.Second)
+		s := <-done
+		require.NotNil(t, s)
+		_, err = s.close()
+		require.NoError(t, err)
 	})
 
 	// Whoever may come in at all must not use up what links take: this user's own are the poorer for it.

@@ -28,9 +28,6 @@ func (v *view) segment(a *arena) uint32 {
 func (p *pd) attach(d *device) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.closed {
-		return errClosedPD
-	}
 	if p.dev.open {
 		p.sweep()
 	}

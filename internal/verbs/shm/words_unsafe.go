@@ -27,12 +27,6 @@ func processor() int {
 
 func addressOf(mem []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(mem))) }
 
-// within tells whether part lies in whole.
-func within(part, whole []byte) bool {
-	at, start := addressOf(part), addressOf(whole)
-	return at >= start && at-start <= uintptr(len(whole)) && uintptr(len(part)) <= uintptr(len(whole))-(at-start)
-}
-
 // offsetIn is where part begins in whole, in which it lies.
 func offsetIn(part, whole []byte) uint64 { return uint64(addressOf(part) - addressOf(whole)) }
 

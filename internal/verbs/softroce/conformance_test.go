@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-rdma/rdma/internal/verbs"
 	"github.com/go-rdma/rdma/internal/verbs/softroce"
 	"github.com/go-rdma/rdma/internal/verbs/softroce/simnet"
 	"github.com/go-rdma/rdma/internal/verbs/softroce/wire"
@@ -82,6 +83,7 @@ func TestConformanceSimulated(t *testing.T) {
 // provider and itself, and between two that share the port as two processes do.
 func TestConformanceLoopback(t *testing.T) {
 	one, other := provider(t, &softroce.Config{}), provider(t, &softroce.Config{})
+	others := []verbs.Provider{provider(t, &softroce.Config{}), provider(t, &softroce.Config{})}
 	for _, c := range []struct {
 		name            string
 		active, passive *softroce.Provider
@@ -95,7 +97,7 @@ func TestConformanceLoopback(t *testing.T) {
 			verbstest.TestProvider(t, verbstest.Config{
 				Active: c.active, Passive: c.passive,
 				Listen: netip.MustParseAddr(c.listen), Dial: netip.MustParseAddr(c.dial),
-				Groups: c.groups, PersistentMemory: persistentMemory, Overtakes: c.name == "Two",
+				Groups: c.groups, PersistentMemory: persistentMemory, Overtakes: c.name == "Two", Others: others,
 			})
 		})
 	}

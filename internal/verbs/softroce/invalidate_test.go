@@ -100,7 +100,7 @@ func TestInvalidateMeetsNoReceive(t *testing.T) {
 		defer m.Close()
 		only := sendInv(wire.RCSendOnlyInv, peerPSN, m.RKey(), nil)
 		p.send(only)
-		require.Equal(t, []answer{{peerPSN, wire.SyndromeRNR | defaultRNRTimer, 0}}, p.answers())
+		require.Equal(t, []answer{{peerPSN, wire.SyndromeRNR | verbs.DefaultRNRTimer, 0}}, p.answers())
 		require.False(t, m.(*mr).invalid.Load())
 		// Nor does what is longer than its receive.
 		p.end.recv(verbs.RecvWR{ID: 1})

@@ -1,7 +1,6 @@
 package softroce
 
 import (
-	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -61,6 +60,12 @@ func (m *mr) dead() bool { return m.refs.Load() < 0 || m.invalid.Load() }
 func (m *mr) offset(addr, n uint64) (off uint64, ok bool) {
 	off = addr - m.addr
 	return off, off <= m.size && n <= m.size-off
+}
+
+// Range implements [verbs.Ranger].
+func (m *mr) Range(addr, n uint64, access verbs.Access) (off uint64, ok bool) {
+	off, ok = m.offset(addr, n)
+	return off, ok && m.access&access == access
 }
 
 const allAccess = verbs.LocalWrite | verbs.RemoteWrite | verbs.RemoteRead | verbs.RemoteAtomic |
@@ -136,26 +141,10 @@ type keys struct {
 	last *mr // the last one that a request named
 }
 
-var errProtection = errors.New("softroce: key, range or rights are wrong")
-
 // checkSGL finds the regions of a scatter/gather list and appends the entries to dst.
 func (k *keys) checkSGL(dst []sge, sgl []verbs.SGE, access verbs.Access) ([]sge, error) {
-	for i := range sgl {
-		s := &sgl[i]
-		if s.Length == 0 {
-			continue
-		}
-		m := k.find(s.LKey)
-		if m == nil || m.access&access != access {
-			return dst, errProtection
-		}
-		off, ok := m.offset(s.Addr, uint64(s.Length))
-		if !ok {
-			return dst, errProtection
-		}
-		dst = append(dst, sge{m, off, s.Length})
-	}
-	return dst, nil
+	err := verbs.Gather(sgl, access, k.find, func(m *mr, off uint64, n uint32) { dst = append(dst, sge{m, off, n}) })
+	return dst, err
 }
 
 // find returns the region of a key, if it is of the domain.

@@ -46,10 +46,11 @@ type transport interface {
 const (
 	defaultWR  = 128
 	defaultSGE = 2
+)
 
-	// defaultRNRTimer is the code of 0.64 ms. rdma_cm's default, 655.36 ms, makes
-	// a receiver that is late by a moment slow for the better part of a second.
-	defaultRNRTimer = 12
+var (
+	defaultCaps = verbs.QPCap{MaxSendWR: defaultWR, MaxRecvWR: defaultWR, MaxSendSGE: defaultSGE, MaxRecvSGE: defaultSGE, MaxInline: maxInline}
+	mostCaps    = verbs.QPCap{MaxSendWR: maxWR, MaxRecvWR: maxWR, MaxSendSGE: maxSGE, MaxRecvSGE: maxSGE, MaxInline: maxInline}
 )
 
 // qp is a queue pair.
@@ -105,30 +106,15 @@ func (d *device) makeQP(p *pd, attr *verbs.QPInitAttr, serve func(q *qp)) (*qp, 
 	}
 	q := &qp{dev: d, keys: keys{pd: p}, sendCQ: scq, recvCQ: rcq, srq: shared, minRNRTimer: attr.MinRNRTimer & 31, gone: make(chan struct{})}
 	if q.minRNRTimer == 0 {
-		q.minRNRTimer = defaultRNRTimer
+		q.minRNRTimer = verbs.DefaultRNRTimer
 	}
-	for _, l := range []struct {
-		name          string
-		got           *int
-		want, def, hi int
-	}{
-		{"send requests", &q.caps.MaxSendWR, attr.MaxSendWR, defaultWR, maxWR},
-		{"receive requests", &q.caps.MaxRecvWR, attr.MaxRecvWR, defaultWR, maxWR},
-		{"send SGEs", &q.caps.MaxSendSGE, attr.MaxSendSGE, defaultSGE, maxSGE},
-		{"receive SGEs", &q.caps.MaxRecvSGE, attr.MaxRecvSGE, defaultSGE, maxSGE},
-		{"inline bytes", &q.caps.MaxInline, attr.MaxInline, maxInline, maxInline},
-	} {
-		if l.want < 0 || l.want > l.hi {
-			return nil, fmt.Errorf("softroce: queue pair: %d %s, the limit is %d: %w", l.want, l.name, l.hi, syscall.EINVAL)
-		}
-		if *l.got = l.want; l.want == 0 {
-			*l.got = l.def
-		}
+	var err error
+	if q.caps, err = attr.Caps("softroce", &defaultCaps, &mostCaps); err != nil {
+		return nil, err
 	}
 	q.caps.MaxInline = maxInline // it costs nothing until it is used
 	q.sq.limit, q.rq.limit = uint32(q.caps.MaxSendWR), uint32(q.caps.MaxRecvWR)
 	if shared != nil {
-		q.caps.MaxRecvWR, q.caps.MaxRecvSGE = 0, 0
 		q.rq.limit = 1
 	}
 	serve(q)

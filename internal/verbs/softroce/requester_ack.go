@@ -199,6 +199,6 @@ func (r *rc) notReady(w *work, psn uint32, code uint8) {
 	}
 	r.goBack(w)
 	r.timeouts = 0
-	r.rnrUntil = w.now() + nanos(wire.RNRTimer(code))
+	r.rnrUntil = w.now() + nanos(verbs.RNRTimer(code))
 	r.arm(w)
 }

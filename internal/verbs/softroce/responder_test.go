@@ -14,7 +14,7 @@ import (
 	"github.com/go-rdma/rdma/internal/verbs/softroce/wire"
 )
 
-const rnr12 = wire.SyndromeRNR | defaultRNRTimer
+const rnr12 = wire.SyndromeRNR | verbs.DefaultRNRTimer
 
 func TestSendIsDeliveredAndAcknowledged(t *testing.T) {
 	bubble(t, func(t *testing.T) {

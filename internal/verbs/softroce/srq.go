@@ -33,16 +33,9 @@ type srq struct {
 
 // CreateSRQ implements [verbs.PD].
 func (p *pd) CreateSRQ(attr *verbs.SRQAttr) (verbs.SRQ, error) {
-	wr, sges := attr.MaxWR, attr.MaxSGE
-	if wr == 0 {
-		wr = defaultWR
-	}
-	if sges == 0 {
-		sges = defaultSGE
-	}
-	if wr < 0 || wr > maxSRQWR || sges < 0 || sges > maxSGE {
-		return nil, fmt.Errorf("softroce: shared receive queue of %d requests with %d entries, the limits are %d and %d: %w",
-			wr, sges, maxSRQWR, maxSGE, syscall.EINVAL)
+	wr, sges, err := attr.Limits("softroce", defaultWR, defaultSGE, maxSRQWR, maxSGE)
+	if err != nil {
+		return nil, err
 	}
 	if err := p.Use(); err != nil {
 		return nil, err

@@ -91,7 +91,7 @@ func TestSRQDuplicates(t *testing.T) {
 		p, s := newSRQPeer(t, verbs.SRQAttr{MaxWR: 8})
 		full := make([]byte, 256)
 		first, last := packet(wire.RCSendFirst, peerPSN, full), ask(packet(wire.RCSendLast, peerPSN+1, full[:4]))
-		rnr := answer{peerPSN, wire.SyndromeRNR | defaultRNRTimer, 0}
+		rnr := answer{peerPSN, wire.SyndromeRNR | verbs.DefaultRNRTimer, 0}
 		p.send(first, last)
 		require.Equal(t, []answer{rnr}, p.answers())
 		p.send(first, last)

@@ -95,7 +95,7 @@ func testInvalidateEndsKeys(s *suite, t *testing.T) {
 			case "posted receive":
 				d.recv(verbs.RecvWR{ID: 5, SGL: []verbs.SGE{sge}})
 			case "posted SEND of the owner's":
-				d.send(verbs.SendWR{ID: 4, Op: verbs.OpSend, SGL: []verbs.SGE{sge}}) // meets no receive
+				d.send(verbs.SendWR{ID: 4, Op: verbs.OpSend, Flags: verbs.Signaled, SGL: []verbs.SGE{sge}}) // meets no receive
 			}
 			b.recv(verbs.RecvWR{ID: 2})
 			a.send(verbs.SendWR{ID: 3, Op: verbs.OpSendWithInv, Flags: verbs.Signaled, InvalidateKey: victim.RKey()})

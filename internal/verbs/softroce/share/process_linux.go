@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/go-rdma/rdma/internal/verbs"
 	"github.com/go-rdma/rdma/internal/verbs/softroce/netio"
 )
 
@@ -55,7 +56,7 @@ func (p *Process) squatters() string {
 	for i := range MaxSlot {
 		if fd, cred, err := dial(p.name(Target{Slot: uint8(i + 1)})); err == nil {
 			_ = unix.Close(fd)
-			if !p.trusted(cred) {
+			if !trusted(cred) {
 				n, uid = n+1, int(cred.Uid)
 			}
 		}
@@ -97,7 +98,7 @@ func (p *Process) claim(k portKey) (giveUp func(), err error) {
 }
 
 // trusted tells whether the process at the other end may give us packets and take ours.
-func (p *Process) trusted(c *unix.Ucred) bool { return c.Uid == 0 || int(c.Uid) == p.uid }
+func trusted(c *unix.Ucred) bool { return verbs.SameUser(c.Uid) }
 
 // handOverTries bounds how often a new connection may end before it takes anything.
 const handOverTries = 3
@@ -154,7 +155,7 @@ func (p *Process) connect(to Target) (*peer, error) {
 		return nil, ErrUnclaimed
 	case err != nil:
 		return nil, fmt.Errorf("%w: %w", ErrDropped, err)
-	case !p.trusted(cred):
+	case !trusted(cred):
 		_ = unix.Close(fd)
 		p.foreign.Add(1)
 		return nil, fmt.Errorf("%w: uid %d", ErrForeign, cred.Uid)

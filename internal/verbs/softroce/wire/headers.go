@@ -2,7 +2,6 @@ package wire
 
 import (
 	"encoding/binary"
-	"time"
 )
 
 // Header lengths in bytes (IBTA 9.2 to 9.3).
@@ -236,14 +235,3 @@ func (h AETH) Kind() AckKind {
 // Code returns the lower five bits of the syndrome: a credit count code, an RNR
 // timer code or a NAK code.
 func (h AETH) Code() uint8 { return h.Syndrome & 31 }
-
-// rnrTimers holds the RNR timer codes (IBTA 9.7.5.2.8) in units of 10 microseconds.
-var rnrTimers = [32]uint32{
-	65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192,
-	256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
-}
-
-// RNRTimer returns the time an RNR NAK's timer code asks the requester to wait.
-func RNRTimer(code uint8) time.Duration {
-	return time.Duration(rnrTimers[code&31]) * 10 * time.Microsecond
-}
