@@ -19,6 +19,7 @@ var notHere = map[string]string{
 	"Example.*":          "they show 127.0.0.1, which the embedded device has",
 	"TestAdviceErrors":   "it puts faults into the embedded device",
 	"TestAttributes":     "it listens to what the embedded device is asked for",
+	"TestClientProcess":  "TestClientProcesses starts it",
 	"TestFaults":         "it puts faults into the embedded device",
 	"TestKeepAlive":      "it is on a simulated network",
 	"TestLastWord":       "it is on a simulated network",
