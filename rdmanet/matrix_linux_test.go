@@ -40,6 +40,8 @@ var matrix = []struct {
 	{"TestHTTPManyConnections", TestHTTPManyConnections},
 	{"TestHTTPServerTimeouts", TestHTTPServerTimeouts},
 	{"TestHTTPHijack", TestHTTPHijack},
+	{"TestHTTPServerClosesIdle", TestHTTPServerClosesIdle},
+	{"TestTLSRefusalIsRead", TestTLSRefusalIsRead},
 	{"TestReverseProxy", TestReverseProxy},
 	{"TestReverseProxyUpgrade", TestReverseProxyUpgrade},
 	{"TestNetRPC", TestNetRPC},

@@ -78,6 +78,9 @@ func TestHTTPServerClosesIdle(t *testing.T) {
 			served.Add(1)
 		}), nil)
 		rounds := 20
+		if testing.Short() {
+			rounds = 5
+		}
 		for range rounds {
 			resp, err := client.Post(m.url(l), "text/plain", strings.NewReader("once"))
 			require.NoError(t, err)
