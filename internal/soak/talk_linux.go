@@ -196,7 +196,7 @@ func (t *talk) read(c *rdmanet.Conn, dialed bool, n uint64) error {
 		case got > n:
 			return fmt.Errorf("%w: %d bytes, only %d were sent", errWrong, got, n)
 		case eof && t.end == abort:
-			return fmt.Errorf("%w: io.EOF behind %d of %d bytes of a connection that was reset", errWrong, got, n)
+			return fmt.Errorf("%w: io.EOF behind %d of %d bytes of a connection that was reset", errShort, got, n)
 		case eof && got < n:
 			return fmt.Errorf("%w: io.EOF behind %d of %d bytes", errShort, got, n)
 		case eof:
