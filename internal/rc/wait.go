@@ -139,7 +139,9 @@ func (p *Poller) park(s *Side) (err error) {
 	s.parked.Store(p)
 	p.Attend()
 	if s.ready() || s.over() {
-		s.unpark()
+		if !s.unpark() {
+			s.waiter.Drop() // of what was found by looking; the next wait would end at once
+		}
 		if sits {
 			p.seat.Leave()
 		}

@@ -45,6 +45,14 @@ func (w *Waiter) Wake() {
 	}
 }
 
+// Drop forgets a Wake that is kept. The one who waits calls it when it has seen its condition true without waiting.
+func (w *Waiter) Drop() {
+	select {
+	case <-w.wake:
+	default:
+	}
+}
+
 // Err returns what Wait would return without waiting: the error of Close,
 // os.ErrDeadlineExceeded, or nil.
 func (w *Waiter) Err() error {

@@ -26,6 +26,25 @@ func TestWakeBeforeWaitIsKept(t *testing.T) {
 	})
 }
 
+// TestDrop: a Wake that is kept is forgotten, and what was closed or has passed stays so.
+func TestDrop(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := verbs.NewWaiter()
+		w.Drop() // nothing
+		w.Wake()
+		w.Drop()
+		start := time.Now()
+		w.SetDeadline(start.Add(time.Second))
+		require.ErrorIs(t, w.Wait(), os.ErrDeadlineExceeded)
+		require.Equal(t, time.Second, time.Since(start), "it slept")
+		w.Drop()
+		require.ErrorIs(t, w.Wait(), os.ErrDeadlineExceeded)
+		w.Close(os.ErrClosed)
+		w.Drop()
+		require.ErrorIs(t, w.Wait(), os.ErrClosed)
+	})
+}
+
 func TestDeadlineIsExactAndMoves(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := verbs.NewWaiter()

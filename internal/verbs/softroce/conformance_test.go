@@ -2,6 +2,7 @@ package softroce_test
 
 import (
 	"context"
+	"fmt"
 	"math/rand/v2"
 	"net/netip"
 	"testing"
@@ -74,6 +75,25 @@ func TestConformanceSimulated(t *testing.T) {
 				Listen:  b, Dial: b, Allocates: c.name == "Bad",
 				NoDatagrams: c.name == "Bad", // see TestDatagramsOnBadNetwork
 				Groups:      groups(b), PersistentMemory: persistentMemory,
+			})
+		})
+	}
+}
+
+// TestConformancePathMTU runs what depends on it at each path MTU, over IPv4 and IPv6, between hosts whose interfaces are just long enough.
+// Packets that are longer than that are lost on this network.
+func TestConformancePathMTU(t *testing.T) {
+	for i, mtu := range []verbs.MTU{256, 512, 1024, 2048, 4096} {
+		t.Run(fmt.Sprint(int(mtu)), func(t *testing.T) {
+			a, b := netip.MustParseAddr("fd00::1"), netip.MustParseAddr("fd00::2")
+			if i%2 == 0 {
+				a, b = netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")
+			}
+			network := simnet.New(1, simnet.Options{MTU: int(mtu) + 96}) // what rdma_cm leaves for headers
+			verbstest.TestSegmentation(t, verbstest.Config{
+				Active:  provider(t, &softroce.Config{Open: network.Host(a).Open}),
+				Passive: provider(t, &softroce.Config{Open: network.Host(b).Open}),
+				Listen:  b, Dial: b, PathMTU: mtu,
 			})
 		})
 	}

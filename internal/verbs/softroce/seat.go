@@ -21,6 +21,7 @@ type seat struct {
 	by          atomic.Pointer[cq] // its queue
 	own         atomic.Uint64      // calls of its Notify
 	before, had uint64             // told and own, then
+	sat         bool               // it has sat down
 	crowded     uint               // how often it did not pay, lately
 	skips       atomic.Int32
 }
@@ -56,7 +57,10 @@ func (s *seat) tell(notify []*cq) {
 func (p place) Take() bool { return p.c.dev.seat.take(p.c) }
 
 // Sit implements [verbs.Seat].
-func (p place) Sit(done func() bool) { p.c.dev.spins.net.Sit(done) }
+func (p place) Sit(done func() bool) {
+	p.c.dev.seat.sat = true
+	p.c.dev.spins.net.Sit(done)
+}
 
 // Stand implements [verbs.Seat].
 func (p place) Stand() { p.c.dev.spins.net.Stand() }
@@ -73,7 +77,7 @@ func (s *seat) take(c *cq) bool {
 		return false
 	}
 	s.by.Store(c)
-	s.before, s.had = s.told.Load(), s.own.Load()
+	s.before, s.had, s.sat = s.told.Load(), s.own.Load(), false
 	s.dev.spins.sit(s.dev.now())
 	return true
 }
@@ -81,11 +85,15 @@ func (s *seat) take(c *cq) bool {
 func (s *seat) leave() {
 	d := s.dev
 	s.by.Store(nil)
-	// Who sits is told itself, unless it is called away: once, or until there is enough of what it waits for.
-	if own := s.own.Load() - s.had; own == 0 || s.told.Load()-s.before != own {
+	// Who sits is told itself, unless it is called away: once, or until there is enough of what it waits for. Who
+	// had found it before it sat down says nothing about others.
+	own := s.own.Load() - s.had
+	switch told := s.told.Load() - s.before; {
+	case told == 0 && !s.sat:
+	case own == 0 || told != own:
 		s.crowded = min(s.crowded+2, maxCrowded)
 		s.skips.Store(1<<s.crowded - 1)
-	} else if s.crowded > 0 {
+	case s.crowded > 0:
 		s.crowded--
 	}
 	if !d.spins.rise(d) {

@@ -78,6 +78,7 @@ func TestSeatOfACrowd(t *testing.T) {
 			for range 640 {
 				if seat.Take() {
 					n++
+					seat.Sit(func() bool { return true })
 					dev.seat.tell(told)
 					seat.Leave()
 				}
@@ -97,11 +98,20 @@ func TestSeatOfACrowd(t *testing.T) {
 		for i := range 640 {
 			if seat.Take() {
 				n++
+				seat.Sit(func() bool { return true })
 				dev.seat.tell([]*cq{self}[:i%2])
 				seat.Leave()
 			}
 		}
 		require.Less(t, n, 40, "called away every other time")
+
+		// Who finds what it waits for before it sits down has not been called away.
+		sit(self)
+		for range 640 {
+			require.True(t, seat.Take())
+			seat.Leave()
+		}
+		require.Equal(t, 640, sit(self))
 	})
 }
 

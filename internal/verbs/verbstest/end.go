@@ -197,6 +197,10 @@ func (s *suite) connect(t testing.TB, l verbs.Listener, oa, ob *options) (a, b *
 	require.NoError(t, b.id.Accept(&ob.param), "Accept")
 	_, err := done()
 	require.NoError(t, err, "Connect")
+	if s.PathMTU != 0 {
+		require.Equal(t, s.PathMTU, a.qp.Cap().PathMTU)
+		require.Equal(t, s.PathMTU, b.qp.Cap().PathMTU)
+	}
 	return a, b
 }
 

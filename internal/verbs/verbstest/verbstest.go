@@ -101,6 +101,9 @@ type Config struct {
 	// provider cannot be held to allocating for none.
 	Allocates bool
 
+	// PathMTU is what connections are to have; 0: any.
+	PathMTU verbs.MTU
+
 	// Connections is the number of connections that are to stand at once; 0 is 300.
 	Connections int
 
@@ -146,6 +149,16 @@ func TestProvider(t *testing.T, cfg Config) {
 
 // TestDatagrams runs the part of the suite that is about datagrams.
 func TestDatagrams(t *testing.T, cfg Config) { run(t, cfg, datagramTopics) }
+
+// TestSegmentation runs the part of the suite that depends on the path MTU: what a message is cut into.
+func TestSegmentation(t *testing.T, cfg Config) {
+	run(t, cfg, []topic{
+		{"Data", dataTests},
+		{"OneSided", []test{{"ReadBothWays", testReadBothWays}, {"ReadOrder", testReadOrder}, {"ReadZeroLength", testReadZeroLength}}},
+		{"SRQ", []test{{"Shared", testSRQShared}}},
+		{"Invalidate", []test{{"Sizes", testInvalidateSizes}}},
+	})
+}
 
 func run(t *testing.T, cfg Config, topics []topic) {
 	if cfg.Connections == 0 {
