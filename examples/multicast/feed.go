@@ -39,6 +39,9 @@ const (
 	magic      = 0x4d444631
 	headLength = 16
 	maxLength  = headLength + 24
+
+	// No feed gets so far, so that numbers can be counted on from, and added to.
+	maxNumber = 1 << 63
 )
 
 func (d *datagram) append(b []byte) []byte {
@@ -65,12 +68,17 @@ func parse(b []byte) (d datagram, err error) {
 	}
 	d.kind, d.number = kind(binary.BigEndian.Uint32(b[4:])), binary.BigEndian.Uint64(b[8:])
 	b = b[headLength:]
+	if d.number > maxNumber {
+		return d, errForeign
+	}
 	switch {
 	case d.kind == quoteKind && len(b) == 24:
 		copy(d.quote.symbol[:], b)
 		d.quote.price, d.quote.size = binary.BigEndian.Uint64(b[8:]), binary.BigEndian.Uint64(b[16:])
 	case d.kind == askKind && len(b) == 8:
-		d.count = binary.BigEndian.Uint64(b)
+		if d.count = binary.BigEndian.Uint64(b); d.count >= maxNumber {
+			return d, errForeign
+		}
 	case (d.kind == idleKind || d.kind == endKind || d.kind == oldestKind) && len(b) == 0:
 	default:
 		return d, errForeign

@@ -2,6 +2,7 @@ package main
 
 import (
 	"crypto/sha256"
+	"math"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -59,6 +60,8 @@ func FuzzFeed(f *testing.F) {
 		f.Add(d.append(nil), d.append(nil))
 	}
 	f.Add([]byte("MDF1"), []byte{})
+	late, last := datagram{kind: quoteKind, number: math.MaxUint64 - 0xf000}, datagram{kind: quoteKind, number: math.MaxUint64}
+	f.Add(late.append(nil), last.append(nil)) // there is no number behind the last
 	f.Fuzz(func(t *testing.T, x, y []byte) {
 		s := newSubscriber()
 		for _, b := range [][]byte{x, y, x} {
