@@ -88,6 +88,8 @@ func siteHandler(closing <-chan struct{}) http.Handler {
 		http.NewResponseController(w).Flush()
 		<-r.Context().Done()
 		cancelled.Add(1)
+		// Not an end that is orderly: where TLS is closed the server may be told before the client's own end is, and be as fast.
+		panic(http.ErrAbortHandler)
 	})
 	mux.HandleFunc("/cancelled", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, cancelled.Load()) })
 	mux.HandleFunc("/hold", func(w http.ResponseWriter, _ *http.Request) {

@@ -50,12 +50,23 @@ func (s *srq) wantsMore(l *lane) {
 // quota is how many receives one lane is to have.
 func (s *srq) quota() int { return max(1, len(s.entries)/max(1, len(s.lanes))) }
 
-// share lends what is lent to nobody: first to those whose process waits for a receive.
+// share lends what is lent to nobody: first to those whose process waits for a receive. If there are more of these, they ask again: one that
+// got something may have waited for it and be stopped, or wait no more.
 func (s *srq) share() {
+	gave := false
 	for s.ready.n > 0 && s.wanting.n > 0 {
 		l := s.wanting.pop()
 		l.wants = false
 		s.give(l, max(1, s.portion(l)))
+		gave = true
+	}
+	for gave && s.wanting.n > 0 {
+		l := s.wanting.pop()
+		l.wants = false
+		if !l.over && l.dev.linked() {
+			l.rq.waits.Store(0)
+			l.dev.link.tell(header{Kind: msgShared, ID: l.id})
+		}
 	}
 	for s.ready.n > 0 && s.short.n > 0 {
 		l := s.short.pop()

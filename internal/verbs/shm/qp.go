@@ -79,6 +79,8 @@ type qp struct {
 	ring      struct{ recv, send bool }
 	stalled   stall
 	since     uint64 // the request that is stalled, of which the timer is
+	waitsFor  uint64 // behind the request that last found no shared receive
+	asks      uint16 // how often the owner had been asked then
 	timer     *time.Timer
 	until     time.Time // when it fires; zero: it is stopped
 	src, dst  [][]byte

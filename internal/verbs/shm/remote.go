@@ -49,6 +49,7 @@ type remoteRing struct {
 	asked    bool   // the owner was, whether it has a receive
 	wants    uint16 // how often
 	none     bool   // it has said no; it tells when there is one
+	refused  uint16 // to which of them
 	reserved *qp    // whose message the owner is copying into the oldest receive
 	question uint64 // by which
 	gone     bool   // nothing is written there any more: the owner may use its memory for something else

@@ -37,11 +37,17 @@ func (r *remoteRing) sharedSlot(q *qp) ([]byte, stall) {
 			r.head.Store(r.taken)
 		}
 	}
-	if r.none {
+	if q.waitsFor != q.head+1 {
+		q.waitsFor, q.asks = q.head+1, r.wants // it begins to wait
+	}
+	// The owner told the ones who asked then. Who comes later asks again, since a receive may have been lent to somebody else meanwhile,
+	// who does not need it any more.
+	if r.none && int16(r.refused-q.asks) > 0 {
 		return nil, r.await(q, stallRecv)
 	}
 	if !r.asked {
 		r.asked = true
+		q.asks = r.wants
 		r.wants++
 		r.l.tell(header{Kind: msgWant, Extra: r.wants, ID: r.id})
 	}
@@ -126,7 +132,7 @@ func (l *link) gotShared(h header) {
 	r.mu.Lock()
 	stale := none && (!r.asked || h.Extra != r.wants)
 	if !stale {
-		r.asked, r.none = false, none
+		r.asked, r.none, r.refused = false, none, h.Extra
 	}
 	r.mu.Unlock()
 	if !stale {

@@ -29,6 +29,7 @@ var srqTests = []test{
 	{"Peers", testSRQPeers},
 	{"PeersInTurn", testSRQPeersInTurn},
 	{"PeersRNR", testSRQPeersRNR},
+	{"PeersGivenUp", testSRQPeersGivenUp},
 	{"PeersGoing", testSRQPeersGoing},
 }
 

@@ -15,13 +15,18 @@ func (p *pool) peers(opts ...option) (from, to []*end) {
 	if len(p.s.Others) == 0 {
 		p.t.Skip("there is one peer")
 	}
-	for _, from1 := range append([]verbs.Provider{p.s.Active}, p.s.Others...) {
-		for range 2 {
-			a, b := p.join(append([]option{func(o *options) { o.from, o.mem = from1, 1<<16 }}, opts...)...)
-			from, to = append(from, a), append(to, b)
-		}
+	for i := range perPeer * (1 + len(p.s.Others)) {
+		a, b := p.join(append([]option{func(o *options) { o.from, o.mem = p.from(i), 1<<16 }}, opts...)...)
+		from, to = append(from, a), append(to, b)
 	}
 	return from, to
+}
+
+const perPeer = 2 // connections
+
+// from is the peer of connection i.
+func (p *pool) from(i int) verbs.Provider {
+	return append([]verbs.Provider{p.s.Active}, p.s.Others...)[i/perPeer]
 }
 
 // testSRQPeers lets all peers send at once, as many messages as there are receives: each of those takes one.
@@ -124,6 +129,39 @@ func testSRQPeersRNR(s *suite, t *testing.T) {
 	from[0].send(verbs.SendWR{ID: 7, Op: verbs.OpSend, Flags: verbs.Signaled, Inline: []byte("goes on")})
 	from[0].waitID(7, verbs.Success)
 	require.EqualValues(t, 9, p.wait(1)[0].ID)
+}
+
+// testSRQPeersGivenUp: one who has asked for a receive, and waits for none any more, keeps none from others, whether these come before
+// there is one or afterwards.
+func testSRQPeersGivenUp(s *suite, t *testing.T) {
+	p := s.pool(t, 64)
+	from, _ := p.peers()
+	if s.NoRNRLimit {
+		t.Skip("all wait for ever")
+	}
+	id := uint64(0)
+	for _, before := range []bool{false, true} {
+		for pair := range len(from) * len(from) / (perPeer * perPeer) {
+			i, j := pair/(len(from)/perPeer)*perPeer, pair%(len(from)/perPeer)*perPeer
+			for range 2 {
+				id++
+				hasty, _ := p.join(func(o *options) { o.from, o.mem, o.param.RNRRetryCount = p.from(j), 1<<16, 0 })
+				hasty.send(verbs.SendWR{ID: 1, Op: verbs.OpSend, Flags: verbs.Signaled, Inline: []byte("fails")})
+				hasty.waitID(1, verbs.RNRRetryExcErr)
+				wr := verbs.SendWR{ID: id, Op: verbs.OpSend, Flags: verbs.Signaled, Inline: []byte("goes on")}
+				if before {
+					from[i].send(wr)
+					p.quiet()
+				}
+				p.postSpan(id, 8)
+				if !before {
+					from[i].send(wr)
+				}
+				from[i].waitID(id, verbs.Success)
+				require.Equal(t, id, p.wait(1)[0].ID)
+			}
+		}
+	}
 }
 
 // testSRQPeersGoing closes the connections of one peer after the other, from either end. What was not taken is there for the rest.
