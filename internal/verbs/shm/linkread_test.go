@@ -63,6 +63,7 @@ func TestPumpBounded(t *testing.T) {
 
 // TestStrangeDescriptors: what came with a message that is to have nothing, or too much, is closed, and the link ends.
 func TestStrangeDescriptors(t *testing.T) {
+	heldAtRest(t)
 	dir := t.TempDir()
 	fifo := filepath.Join(dir, "fifo")
 	require.NoError(t, unix.Mkfifo(fifo, 0o600))

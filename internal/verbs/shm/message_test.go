@@ -170,7 +170,7 @@ func serveShared(t *testing.T, id verbs.CMID) {
 
 // TestWaitingAtTheEnd: what was not sent when a link ends leaves no descriptor behind, whoever comes to it first.
 func TestWaitingAtTheEnd(t *testing.T) {
-	_, before := held(t)
+	_, before := heldAtRest(t)
 	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
 	require.NoError(t, err)
 	var l link

@@ -57,7 +57,7 @@ func (w *sitter) next() (wc verbs.WC) {
 
 // sitting makes a connection whose y end has a sitter that Notify itself wakes, as rc's does.
 func sitting(t *testing.T) (x, y *side, w *sitter) {
-	_, before := held(t)
+	_, before := heldAtRest(t)
 	a, b := New(), New()
 	x, y = connected(t, a, b)
 	w = newSitter(t, y)

@@ -84,7 +84,7 @@ func TestSegmentSeals(t *testing.T) {
 
 // TestMappingHolds: memory stays while it is held, and is not held any more afterwards.
 func TestMappingHolds(t *testing.T) {
-	requireNothingHeld(t, 1<<20) // of links that end
+	heldAtRest(t)
 	mem, fd, err := newSegment(pageSize)
 	require.NoError(t, err)
 	defer dropSegment(mem)

@@ -148,6 +148,13 @@ func held(t testing.TB) (maps, fds int) {
 	return strings.Count(string(b), "go-rdma-shm"), len(es)
 }
 
+// heldAtRest is held once the links of earlier tests have ended, which they do by themselves a moment after their last connection.
+func heldAtRest(t testing.TB) (maps, fds int) {
+	t.Helper()
+	requireNothingHeld(t, 1<<20)
+	return held(t)
+}
+
 // requireNothingHeld waits until all that a test has used is given back.
 func requireNothingHeld(t testing.TB, fdsBefore int) {
 	t.Helper()
