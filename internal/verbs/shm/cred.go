@@ -55,41 +55,49 @@ const (
 )
 
 // foreigners counts links by user.
-type foreigners struct {
-	mu  sync.Mutex
-	n   map[int]int
-	all int
-}
+type foreigners struct{ byUser }
 
 // add counts one more, if there may be one.
 func (f *foreigners) add(uid int) error {
-	if trusted(uint32(uid)) {
+	if trusted(uint32(uid)) || f.enter(uint32(uid), maxForeign, maxForeigners) {
 		return nil
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	switch {
-	case f.n[uid] == maxForeign:
-		return fmt.Errorf("more than %d processes of uid %d: %w", maxForeign, uid, syscall.EUSERS)
-	case f.all == maxForeigners:
-		return fmt.Errorf("more than %d processes of other users: %w", maxForeigners, syscall.EUSERS)
-	}
-	f.all++
-	if f.n == nil {
-		f.n = make(map[int]int)
-	}
-	f.n[uid]++
-	return nil
+	return fmt.Errorf("more than %d processes of uid %d, or %d of other users in all: %w", maxForeign, uid, maxForeigners, syscall.EUSERS)
 }
 
 func (f *foreigners) remove(uid int) {
-	if trusted(uint32(uid)) {
-		return
+	if !trusted(uint32(uid)) {
+		f.leave(uint32(uid))
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.all--
-	if f.n[uid]--; f.n[uid] == 0 {
-		delete(f.n, uid)
+}
+
+// byUser counts something of each user, and of all of them.
+type byUser struct {
+	mu  sync.Mutex
+	n   map[uint32]int
+	all int
+}
+
+// enter counts one more, if there are not as many already.
+func (b *byUser) enter(uid uint32, most, mostOfAll int) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.n[uid] >= most || b.all >= mostOfAll {
+		return false
+	}
+	if b.n == nil {
+		b.n = make(map[uint32]int)
+	}
+	b.n[uid]++
+	b.all++
+	return true
+}
+
+func (b *byUser) leave(uid uint32) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.all--
+	if b.n[uid]--; b.n[uid] == 0 {
+		delete(b.n, uid)
 	}
 }

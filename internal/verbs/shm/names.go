@@ -107,40 +107,10 @@ const (
 	maxStrangers         = 128
 )
 
-// strangers counts those of others, by user.
-type strangers struct {
-	mu  sync.Mutex
-	n   map[uint32]int
-	all int
-}
-
-func (s *strangers) enter(uid uint32) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.n[uid] >= maxForeignHandshakes || s.all >= maxStrangers {
-		return false
-	}
-	if s.n == nil {
-		s.n = make(map[uint32]int)
-	}
-	s.n[uid]++
-	s.all++
-	return true
-}
-
-func (s *strangers) leave(uid uint32) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.all--
-	if s.n[uid]--; s.n[uid] == 0 {
-		delete(s.n, uid)
-	}
-}
-
 // acceptAll takes those who come to a name, until it is given up.
 func (p *Provider) acceptAll(rc syscall.RawConn, k portKey, given <-chan struct{}) {
 	slots := make(chan struct{}, maxHandshakes)
-	var foreign strangers
+	var foreign byUser
 	for {
 		select {
 		case slots <- struct{}{}:
@@ -173,7 +143,7 @@ func (p *Provider) acceptAll(rc syscall.RawConn, k portKey, given <-chan struct{
 		leave := func() { <-slots }
 		if err != nil || !trusted(uid) {
 			<-slots
-			if err != nil || !foreign.enter(uid) {
+			if err != nil || !foreign.enter(uid, maxForeignHandshakes, maxStrangers) {
 				_ = unix.Close(c)
 				continue
 			}

@@ -100,40 +100,17 @@ func (q *qp) letGo(e *sendWR) {
 }
 
 // write is a WRITE.
-func (q *qp) write(e *sendWR) (verbs.Status, stall) {
-	if e.length == 0 {
-		return verbs.Success, notStalled
-	}
-	a, v := q.dev.link.open(q.remote, e.rkey, e.raddr, uint64(e.length), verbs.RemoteWrite)
-	switch v {
-	case refused:
-		return q.faulty(verbs.RemAccessErr)
-	case missing:
-		return 0, stallSegment
-	case served:
-		return q.ask(e)
-	}
-	src, ok := q.local(e)
-	if ok {
-		at := a.mem
-		for _, s := range src {
-			at = at[copy(at, s):]
-		}
-	}
-	q.letGo(e)
-	a.close()
-	if !ok {
-		return verbs.LocProtErr, notStalled
-	}
-	return verbs.Success, notStalled
-}
+func (q *qp) write(e *sendWR) (verbs.Status, stall) { return q.transfer(e, verbs.RemoteWrite) }
 
 // read is a READ.
-func (q *qp) read(e *sendWR) (verbs.Status, stall) {
+func (q *qp) read(e *sendWR) (verbs.Status, stall) { return q.transfer(e, verbs.RemoteRead) }
+
+// transfer copies between this side's memory and the peer's, for which it needs rights to one of the two.
+func (q *qp) transfer(e *sendWR, rights verbs.Access) (verbs.Status, stall) {
 	if e.length == 0 {
 		return verbs.Success, notStalled
 	}
-	a, v := q.dev.link.open(q.remote, e.rkey, e.raddr, uint64(e.length), verbs.RemoteRead)
+	a, v := q.dev.link.open(q.remote, e.rkey, e.raddr, uint64(e.length), rights)
 	switch v {
 	case refused:
 		return q.faulty(verbs.RemAccessErr)
@@ -142,11 +119,15 @@ func (q *qp) read(e *sendWR) (verbs.Status, stall) {
 	case served:
 		return q.ask(e)
 	}
-	dst, ok := q.local(e)
+	own, ok := q.local(e)
 	if ok {
 		at := a.mem
-		for _, d := range dst {
-			at = at[copy(d, at):]
+		for _, b := range own {
+			if rights == verbs.RemoteWrite {
+				at = at[copy(at, b):]
+			} else {
+				at = at[copy(b, at):]
+			}
 		}
 	}
 	q.letGo(e)
