@@ -165,9 +165,6 @@ func testRNRWrites(s *suite, t *testing.T) {
 
 // testRNRExceeded lets a requester run out of patience, as the peer's count says.
 func testRNRExceeded(s *suite, t *testing.T) {
-	if s.NoRNRLimit {
-		t.Skip("the provider waits for a receive without end")
-	}
 	oa, ob := s.options(nil), s.options(nil)
 	ob.param.RNRRetryCount = 2 // of the active requester
 	a, _ := s.pairOf(t, oa, ob)

@@ -275,9 +275,6 @@ func testSRQRNR(s *suite, t *testing.T) {
 
 // testSRQRNRExceeded lets one requester run out of patience. Others are as before.
 func testSRQRNRExceeded(s *suite, t *testing.T) {
-	if s.NoRNRLimit {
-		t.Skip("the provider waits for a receive without end")
-	}
 	p := s.pool(t, 8)
 	a, _ := p.join(func(o *options) { o.param.RNRRetryCount = 1 })
 	c, d := p.join()

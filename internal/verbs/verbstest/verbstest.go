@@ -36,10 +36,6 @@ type Config struct {
 	// SEND that tries to is refused.
 	NoInvalidate bool
 
-	// NoRNRLimit is for a provider that waits for a receive without end,
-	// whatever ConnParam.RNRRetryCount says.
-	NoRNRLimit bool
-
 	// NoOverrun is for a provider whose completion queues do not tell of an overrun.
 	NoOverrun bool
 
